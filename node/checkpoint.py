@@ -33,6 +33,7 @@ from p2pfl.node.policy_api import PeersState
 from p2pfl.node.settings import Used
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Stage, Update
+from p2pfl.privacy import PrivacyState, PrivacyTracker
 from p2pfl.task import Task
 
 AFRESH = "move the checkpoints (checkpoint, checkpoint.1, checkpoint.2) away to start from round 0"
@@ -96,6 +97,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         saves: number of checkpoints of this folder up to this one; 0 in memory, and in files of earlier versions.
         trainings: what the node has trained so far, which its budget limits.
         used: seconds and bytes of its rounds so far, which its `end` limits.
+        privacy: what it has made of its privacy budget, which p2pfl.node.privacy_ledger counts; None without one.
     """
 
     name: str
@@ -120,6 +122,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     saves: int = 0
     trainings: TrainingState = TrainingState()
     used: Used = Used()
+    privacy: PrivacyState | None = None
 
 
 def pack_model(model: Published, now: float) -> Model:
@@ -324,6 +327,33 @@ def same_task(checkpoint: Checkpoint, layout: bytes, facts: TaskFacts) -> None:
     if change:
         raise ConfigurationError(
             f"the checkpoint does not fit this task: {change}; restore the old data or task, or {AFRESH}"
+        )
+
+
+def same_privacy(checkpoint: Checkpoint, now: PrivacyTracker | None, *, counted: bool) -> None:
+    """Raise ConfigurationError if the steps of a checkpoint are not part of the node's privacy budget.
+
+    Args:
+        counted: whether the node has a ledger on the disk, which must know all of them.
+    """
+    before = checkpoint.privacy
+    if now is None:
+        if before is not None and before.made:
+            raise ConfigurationError(
+                "the checkpoint is of trainings under a privacy budget, and its next model would break the promise of"
+                f" that; restore the table [privacy] and the ledger, or, to give the promise up, {AFRESH}"
+            )
+        return
+    if before is None and (checkpoint.round or checkpoint.trainings.trainings):
+        raise ConfigurationError(
+            f"this node has trained {checkpoint.round} rounds without a privacy budget, which cannot cover them any more;"
+            f" remove the table [privacy], or, to cover what it releases from then on, {AFRESH}",
+            "privacy",
+        )
+    if counted and before is not None and now.made < before.made:
+        raise ConfigurationError(
+            f"the ledger of the privacy budget has {now.made:,} steps, and the checkpoint has {before.made:,}: it is an"
+            " older copy; restore the newest one"
         )
 
 

@@ -115,6 +115,8 @@ def needs_of(own: NodeConfig) -> list[Need]:
         found.append(Need("the broker", "aiomqtt", "mqtt"))
     if own.status_port >= 0:
         found += [Need("the status page", module, "status") for module in ("aiohttp", "prometheus_client")]
+    if own.privacy.epsilon:
+        found.append(Need("the privacy budget", "dp_accounting", "privacy"))
     return [*found, *needs_of_trackers(own.track.tools)]
 
 

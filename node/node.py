@@ -27,6 +27,7 @@ from p2pfl.node.checkpoint import (
     pack_arrays,
     pack_model,
     same_federation,
+    same_privacy,
     same_task,
     unpack,
     unpack_arrays,
@@ -39,6 +40,7 @@ from p2pfl.node.evaluations import Evaluations
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.exchange.model_encoding import Published
 from p2pfl.node.policy_api import Me, NodePeers
+from p2pfl.node.privacy_ledger import PrivacyLedger
 from p2pfl.node.settings import End, Settings, Used, check_policy
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters, detached, problem
@@ -92,6 +94,7 @@ class Node:
         end: seconds and bytes of rounds after which the node ends before all of its rounds; no limit by default.
         rounds: the graph of each round; None if the topology is the same in all rounds.
         privacy: the plan of the node's privacy budget; None without one.
+        ledger: the ledger of that budget on the disk; None in a simulation.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class Node:
         end: End = End(),  # noqa: B008 (it is frozen)
         rounds: NamedSchedule | None = None,
         privacy: PrivacyPlan | None = None,
+        ledger: PrivacyLedger | None = None,
     ) -> None:
         settings.check()
         check_stage(policy)
@@ -152,7 +156,8 @@ class Node:
             robust=settings.robust,
             lenient=lenient,
             batch_size=batch_size_of(task),
-            privacy=None if privacy is None else PrivacyTracker(privacy, batch_size_of(task)),
+            privacy=_tracker(task, privacy, ledger),
+            ledger=ledger,
         )
         self.peers = NodePeers(
             self.me,
@@ -211,8 +216,9 @@ class Node:
 
     @property
     def disk(self) -> str:
-        """The reason why the last checkpoint could not be written; "" if it was written."""
-        return "" if self._store is None else self._store.problem
+        """The reason why the last checkpoint or the ledger could not be written; "" if they were written."""
+        ledger = "" if self.me.ledger is None else self.me.ledger.problem
+        return ledger if self._store is None else self._store.problem or ledger
 
     @property
     def stored(self) -> int:
@@ -414,8 +420,15 @@ class Node:
         steps = [(each.tag, each.changed) for each in self.exchange.encoder.state()]
         # the trainings, seconds and bytes of an unfinished round count although a restart repeats it
         trainings = self.me.training.state()
+        privacy = None if self.me.privacy is None else self.me.privacy.state()
         checkpoint = msgspec.structs.replace(
-            self._saved, outbox=packed, final=outbox.final, steps=steps, trainings=trainings, used=self.used
+            self._saved,
+            outbox=packed,
+            final=outbox.final,
+            steps=steps,
+            trainings=trainings,
+            used=self.used,
+            privacy=privacy,
         )
         await loop.run_in_executor(None, self._store.save, checkpoint)
         if coming is not None:
@@ -449,6 +462,8 @@ class Node:
         self.policy.restore(msgspec.msgpack.decode(checkpoint.policy_state))
         self.peers.restore(checkpoint.peers)
         self.me.training.restore(checkpoint.trainings)
+        if self.me.privacy is not None and checkpoint.privacy is not None:
+            self.me.privacy.restore(checkpoint.privacy)
         self._before = checkpoint.used
         self.end_reached = self._end.reached(self.used)
         self.exchange.conduct.restore(checkpoint.conduct)
@@ -468,6 +483,14 @@ def _check_origin(node: Node, checkpoint: Checkpoint) -> None:
     """Raise ConfigurationError if a checkpoint was made by another node, or for another task."""
     same_federation(checkpoint, _federation_of(node))
     same_task(checkpoint, node.task.layout.fingerprint, facts_of(node.task))
+    same_privacy(checkpoint, node.me.privacy, counted=node.me.ledger is not None)
+
+
+def _tracker(task: Task, plan: PrivacyPlan | None, ledger: PrivacyLedger | None) -> PrivacyTracker | None:
+    """Return the tracker of a privacy budget, which continues from the ledger if there is one; None without a budget."""
+    if plan is None:
+        return None
+    return PrivacyTracker(plan, batch_size_of(task), 0 if ledger is None else ledger.steps)
 
 
 def _restore_evaluations(evaluations: Evaluations, checkpoint: Checkpoint) -> None:
@@ -537,14 +560,16 @@ def encode_state(policy: Policy) -> bytes:
 def _end_rounds(node: Node) -> None:
     """Record whether a node stops early for good. If it ends early, replace its views of larger arrays by copies.
 
-    A node whose `end` is reached continues after a restart with a later end.
+    A node whose `end` is reached, or whose privacy budget is spent, continues after a restart with a later end, or with a
+    greater budget.
 
     In a simulation these arrays are stacks of models that were computed together. Nodes that stop in different rounds
     would keep a stack each. Nodes that finish all rounds share one.
     """
     node.peers.drop_arriving()
     early = node.me.round < node.settings.rounds
-    node.early_stopping.stopped = early and not node.end_reached
+    privacy = node.me.privacy
+    node.early_stopping.stopped = early and not node.end_reached and not (privacy is not None and privacy.ended)
     if early:
         node.me.params = detached(node.me.params)
         node.peers.detach()

@@ -19,10 +19,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from p2pfl import policy
+from p2pfl._util.failpoints import failpoint
 from p2pfl.budget import BudgetTracker, Reservation, TrainingTracker
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.fragments import Fragments, WantedPart, by_sender, wanted_parts
 from p2pfl.node.exchange.base import Exchange
+from p2pfl.node.privacy_ledger import PrivacyLedger
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Layout, Parameters, PrivateParameters, detached
 from p2pfl.policy import Assignment, Budget, Extras, Fragment, Stage, Submission, Update, relative_losses
@@ -76,10 +78,11 @@ class Me(policy.Me):
         lenient: whether to continue with the previous model if training diverges, instead of raising DivergenceError. A
             node that is not lenient is simulated.
         batch_size: samples of a training step; 0 if the task has no batches.
+        ledger: keeps the steps of `privacy` on the disk, and draws the secrets of trainings; None in a simulation.
 
     Attributes:
         training: the tracker of its trainings, and of their budget.
-        privacy: the ledger of its privacy budget; None without one.
+        privacy: the tracker of its privacy budget; None without one.
         pauses: whether a refused training lasts as long as a mean one: nobody paces an asynchronous node, which would
             begin one round after another.
     """
@@ -92,6 +95,7 @@ class Me(policy.Me):
         "id",
         "initial",
         "layout",
+        "ledger",
         "lenient",
         "most_diverged",
         "n_samples",
@@ -124,6 +128,7 @@ class Me(policy.Me):
         lenient: bool = False,
         batch_size: int = 0,
         privacy: PrivacyTracker | None = None,
+        ledger: PrivacyLedger | None = None,
     ) -> None:
         self.id = id
         self.observers: Sequence[Observer] = ()
@@ -141,6 +146,7 @@ class Me(policy.Me):
         self.batch_size = batch_size
         self.training = TrainingTracker(budget, trainer.used, trainer.joules)
         self.privacy = privacy
+        self.ledger = ledger
         self.pauses = False
         self.round = 0
         self.rounds = rounds
@@ -169,9 +175,30 @@ class Me(policy.Me):
         if admitted is not None and self.privacy is not None:
             admitted = self.privacy.admit(admitted, self.n_samples)
         if admitted is None:
-            return cast("Awaitable[R]", _untrained(query.params, self.training.mean_seconds if self.pauses else 0.0))
+            return cast("Awaitable[R]", self._untrained(query.params))
         self.training.charge(samples)
-        return cast("Awaitable[R]", self._train_leniently(admitted) if self.lenient else self._ask(admitted))
+        if self.privacy is not None and self.ledger is not None:
+            return cast("Awaitable[R]", self._train_on_record(admitted, self.privacy, self.ledger))
+        return cast("Awaitable[R]", self._train_as_admitted(admitted))
+
+    def _train_as_admitted(self, query: Train) -> Awaitable[Parameters]:
+        return self._train_leniently(query) if self.lenient else self._ask(query)
+
+    async def _train_on_record(self, query: Train, privacy: PrivacyTracker, ledger: PrivacyLedger) -> Parameters:
+        """Train with secret draws, once the training is in the ledger on the disk; if it cannot be, do not train."""
+        if not await asyncio.get_running_loop().run_in_executor(None, ledger.record, privacy.steps):
+            privacy.withdraw(query, self.n_samples)
+            self.training.refund(query.samples(self.n_samples, self.batch_size))
+            return await self._untrained(query.params)
+        assert query.mechanism is not None
+        trained = await self._train_as_admitted(replace(query, mechanism=replace(query.mechanism, key=ledger.draw_key())))
+        failpoint("trained")
+        return trained
+
+    async def _untrained(self, params: Parameters) -> Parameters:
+        if self.pauses:
+            await asyncio.sleep(self.training.mean_seconds)
+        return params
 
     def _ask(self, query: Query[R]) -> Awaitable[R]:
         """Return the trainer's answer to a query, which is completed with the private part if there is one."""
@@ -206,12 +233,6 @@ class Me(policy.Me):
     def restore(self, whole: Parameters) -> None:
         """Continue from all values, [P]."""
         self.params = self.private_parameters.keep(whole)
-
-
-async def _untrained(params: Parameters, seconds: float) -> Parameters:
-    if seconds:
-        await asyncio.sleep(seconds)
-    return params
 
 
 class PeersState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -57,7 +57,11 @@ def _add_create(federations: Any) -> None:
         help="rule by which members compute from whom they fetch in each round, such as base-k; --set topology.degree=2 sets"
         " an option of it (default: every member fetches from every other)",
     )  # fmt: skip
-    add_changes(settings, "override a key of node.toml for the federation, such as members=3")
+    add_changes(
+        settings,
+        "override a key of node.toml for the federation, such as members=3; greatest_epsilon=8 demands a privacy budget of"
+        " every member (greatest_delta, default 1e-5)",
+    )
     key = create.add_argument_group("admission key")
     key.add_argument(
         "--backup", type=Path, required=True, metavar="FILE",
@@ -156,7 +160,8 @@ def _create(options: argparse.Namespace) -> int:
     if any(change.partition("=")[0].strip() in ("edge", "edges") for change in options.changes):
         raise ConfigurationError("command line: list the pairs of members with --edge A-B or --edges FILE, not with --set")
     given = [change for change in options.changes if change.strip().startswith("topology")]
-    changes = [change for change in options.changes if change not in given]
+    demands = [change for change in options.changes if change.partition("=")[0].strip() in agreement.DEMAND]
+    changes = [change for change in options.changes if change not in (*given, *demands)]
     own = config.load(options.folder, changes)  # first: it names unknown keys
     for change in changes:
         key = change.partition("=")[0].strip()
@@ -181,7 +186,9 @@ def _create(options: argparse.Namespace) -> int:
     ready = loading.LoadedNode(options.folder, own, None, None, changes)
     task = loading.task_of(ready)
     check_policy(loading.policy_of(ready), bool(topology))
-    tables = agreement.draft(options.name, own, task, edges, topology)
+    tables = agreement.draft(options.name, own, task, edges, topology, demand=toml_tables.with_changes({}, demands))
+    with name_source("command line"):
+        agreement.check_tables(own, tables)
     say_earlier = watch_checkpoints(options.folder, partial(print, file=sys.stderr))
     federation = membership_changes.create_federation(options.folder, tables, options.backup, passphrase)
     say_earlier()

@@ -15,6 +15,7 @@ from p2pfl._util.registry import find_module, module_files, root_of
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.node.cli.options import PORT, add_listen, add_policy, listen_of
 from p2pfl.node.settings import Settings
+from p2pfl.privacy import Privacy
 from p2pfl.robust.registry import CLIP_LOSS
 from p2pfl.task_specs import TASKS, check_shared
 
@@ -317,13 +318,13 @@ def read_project(source: Path, run: str | None = None) -> Project:
             )
     if "seed" not in table and (seeds := raw.get("seeds")) and isinstance(seeds, list):
         table["seed"] = seeds[0]
-    known = (*Settings.__struct_fields__, *KINDS, "budget")
-    return Project(
-        path,
-        {key: table[key] for key in known if key in table},
-        _own_files(path, table),
-        sorted(table.keys() - {*known, *DESCRIPTIVE}),
-    )
+    known = (*Settings.__struct_fields__, *KINDS, "budget", "privacy")
+    settings = {key: table[key] for key in known if key in table}
+    unused = sorted(table.keys() - {*known, *DESCRIPTIVE})
+    if isinstance(settings.get("privacy"), Mapping):  # of all nodes; others are of nodes of the simulation
+        settings["privacy"] = {key: value for key, value in table["privacy"].items() if key in Privacy.__struct_fields__}
+        unused += [f"privacy.{key}" for key in table["privacy"] if key not in settings["privacy"]]
+    return Project(path, settings, _own_files(path, table), unused)
 
 
 def _is_file_of_machine(task: str, data: str) -> bool:

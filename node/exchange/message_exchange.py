@@ -53,6 +53,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from math import inf, nan
+from types import MappingProxyType
 from typing import Any
 
 from p2pfl._util.binding import split_name
@@ -415,6 +416,7 @@ def message_exchange(
     fragments: bool = False,
     secrets: Secret = os.urandom,
     opened: OpenedRounds | None = None,
+    claim: Mapping[str, float] = MappingProxyType({}),
 ) -> MessageExchange:
     """Return the exchange of a node that reaches its neighbours over `transport`.
 
@@ -431,6 +433,7 @@ def message_exchange(
         fragments: whether the policy fetches parts of models.
         secrets: source of the node's secrets.
         opened: the secure sums that the node has opened; by default remembered until the process ends.
+        claim: what the node tells its peers of its privacy budget; see p2pfl.privacy.claim_of.
     """
     layout, election = task.layout.shared, None if coordination is None else coordination.election
     keys = {id: member.key for id, member in roles.members.items()}
@@ -453,7 +456,7 @@ def message_exchange(
             ),
             **agreed,
         },
-        public_info=dict(task.public_info) | {"n_samples": task.n_samples},
+        public_info=dict(task.public_info) | {"n_samples": task.n_samples} | dict(claim),
         seed=settings.seed,
         asynchronous=settings.mode == "asynchronous",
         sources=roles.sources,

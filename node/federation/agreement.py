@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,7 @@ from p2pfl.errors import ConfigurationError, UnknownKeyError, must_be, name_sour
 from p2pfl.node.folder.config import NodeConfig, check_name
 from p2pfl.node.settings import Settings, SharedSettings
 from p2pfl.parameters import Layout, Parameters
+from p2pfl.privacy import Privacy
 from p2pfl.protocols.election import Timing
 from p2pfl.robust.registry import describe_robust
 from p2pfl.task import Task
@@ -53,6 +55,8 @@ class Agreement(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields
         topology: a rule of p2pfl.topologies.schedules with its options, by which members compute from whom they fetch in
             each round; empty for none.
         model: what the tasks of all members must make.
+        greatest_epsilon, greatest_delta: the privacy budget that each member must have at least for its samples; an epsilon
+            of 0 demands none. Members cannot check it of each other.
     """
 
     name: str
@@ -61,8 +65,18 @@ class Agreement(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields
     task: dict[str, Any]
     policy: dict[str, Any]
     model: Model
+    greatest_epsilon: float = 0.0
+    greatest_delta: float = 1e-5
+
+    def check(self) -> None:
+        super().check()
+        if not 0 <= self.greatest_epsilon < inf:
+            raise must_be("greatest_epsilon", "0 (no demand) or more, and finite", self.greatest_epsilon)
+        if not 0 < self.greatest_delta < 1:
+            raise must_be("greatest_delta", "above 0 and below 1", self.greatest_delta)
 
 
+DEMAND = "greatest_epsilon", "greatest_delta"  # keys that `federation create --set` takes, and no node.toml
 Approve = Callable[[NodeConfig, Agreement], None]
 """Check that raises ConfigurationError if a node's owner does not approve a federation's settings."""
 
@@ -72,9 +86,18 @@ def approve_all(own: NodeConfig, agreement: Agreement) -> None:
 
 
 def draft(
-    name: str, config: NodeConfig, task: Task, edges: Edges = "all", topology: Mapping[str, Any] | None = None
+    name: str,
+    config: NodeConfig,
+    task: Task,
+    edges: Edges = "all",
+    topology: Mapping[str, Any] | None = None,
+    *,
+    demand: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the agreement of a federation whose members are all configured like this node.
+
+    Args:
+        demand: the keys of DEMAND that are set, unchecked.
 
     Options that the task took from this node's data, such as the number of classes, become options of the federation.
 
@@ -94,6 +117,7 @@ def draft(
         "task": {**config.task, **task.derived_options},
         "policy": config.policy,
         "model": msgspec.to_builtins(model),
+        **(demand or {}),
     }
 
 
@@ -156,12 +180,20 @@ def check_agreement(own: NodeConfig, federation: Federation) -> Agreement:
     return agreement
 
 
+def check_tables(own: NodeConfig, tables: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError if the agreement of a new federation is invalid, or its first member does not fit it."""
+    agreement = bind(tables, Agreement)
+    agreement.check()
+    apply_agreement(own, agreement)
+
+
 def apply_agreement(config: NodeConfig, agreement: Agreement) -> NodeConfig:
     """Return a node's configuration with the values of the federation's agreement.
 
     Raises:
-        ConfigurationError: the node's own configuration names another task or policy. A task or policy of a federation
-            is never imported unless the node's owner has named it too.
+        ConfigurationError: the node's own configuration names another task or policy, or has not the privacy budget that
+            the federation demands. A task or policy of a federation is never imported unless the node's owner has named
+            it too.
     """
     for kind in ("task", "policy"):
         own, theirs = getattr(config, kind)["name"], getattr(agreement, kind)["name"]
@@ -170,8 +202,30 @@ def apply_agreement(config: NodeConfig, agreement: Agreement) -> NodeConfig:
                 f"{kind}.name is {own!r} in this node's node.toml, but {theirs!r} in the federation {agreement.name};"
                 " change it in node.toml, and run the command again"
             )
+    if problem := unmet_demand(config.privacy, agreement):
+        raise ConfigurationError(problem, "privacy")
     values = {key: getattr(agreement, key) for key in (*AGREED, "task", "policy")}
     return msgspec.structs.replace(config, **values)
+
+
+def unmet_demand(privacy: Privacy, agreement: Agreement) -> str:
+    """Return why a node's privacy budget is not what its federation demands, with the remedy; "" if it is."""
+    epsilon, delta = agreement.greatest_epsilon, agreement.greatest_delta
+    if not epsilon or (0 < privacy.epsilon <= epsilon and privacy.delta <= delta):
+        return ""
+    own = f"has epsilon {privacy.epsilon:g} at delta {privacy.delta:g}" if privacy.epsilon else "has none"
+    return (
+        f"the federation {agreement.name} demands of each member a privacy budget of at most epsilon {epsilon:g} at delta"
+        f" {delta:g}, and this node {own}; set privacy.epsilon and privacy.delta in its node.toml"
+    )
+
+
+def describe_demand(agreement: Agreement) -> dict[str, str]:
+    """Return the privacy that members demand of each other as an agreed setting, as text; {} if they demand none."""
+    if not agreement.greatest_epsilon:
+        return {}
+    epsilon, delta = agreement.greatest_epsilon, agreement.greatest_delta
+    return {"privacy": f"each member claims epsilon {epsilon:g} or less at delta {delta:g} or less"}
 
 
 def same_model(agreement: Agreement, task: Task, initial: Parameters) -> None:

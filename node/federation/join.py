@@ -29,7 +29,14 @@ from p2pfl._util.registry import resolve
 from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.node.connectivity import BROKER, through_broker
 from p2pfl.node.federation import membership_changes
-from p2pfl.node.federation.agreement import Agreement, Approve, apply_agreement, approve_all, check_agreement
+from p2pfl.node.federation.agreement import (
+    Agreement,
+    Approve,
+    apply_agreement,
+    approve_all,
+    check_agreement,
+    describe_demand,
+)
 from p2pfl.node.federation.loading import LoadedNode, find_own_modules, task_of
 from p2pfl.node.federation.membership_changes import STOP_FIRST, watch_checkpoints
 from p2pfl.node.federation.membership_file import FEDERATION, describe_refusal, load_federation
@@ -441,7 +448,8 @@ def summary(agreement: Agreement) -> list[str]:
         words = ", ".join(f"{printable(key)} = {_format_value(value)}" for key, value in options.items())
         lines.append(f"  {kind} {printable(name)}{': ' + words if words else ''}")
     values = agreement.model.values
-    return [*lines, f"  model of {values:,} values ({4 * values / 1e6:,.2f} MB), {plural(agreement.rounds, 'round')}"]
+    lines.append(f"  model of {values:,} values ({4 * values / 1e6:,.2f} MB), {plural(agreement.rounds, 'round')}")
+    return [*lines, *(f"  {key}: {text}" for key, text in describe_demand(agreement).items())]
 
 
 def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Difference]:

@@ -7,6 +7,7 @@ membership       log of the members, signed
 checkpoint       state after the last round; `checkpoint.1` and `checkpoint.2` are the two previous ones
 incarnation      number of the node's starts; `incarnation.1` is the previous one
 vote             newest term and this node's vote in it (see p2pfl.node.coordination.election_runner)
+ledger           private steps of all trainings (see p2pfl.node.privacy_ledger)
 status.json      state that `status` shows
 
 `render` makes the text of a new node.toml: all keys with their defaults and a comment each.
@@ -38,6 +39,7 @@ from p2pfl.node.log import LOG
 from p2pfl.node.settings import DEFAULT_POLICY, DEFAULT_TASK, End, Settings
 from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget
+from p2pfl.privacy import Privacy
 from p2pfl.protocols.addresses import BrokerAddress, split_address
 from p2pfl.protocols.errors import AddressError, IdentityError
 from p2pfl.protocols.identity import Identity
@@ -111,6 +113,13 @@ bytes = 0                  # bytes of models in a round
 trainings = 0              # trainings in all rounds together; the node then only serves and merges
 joules = 0                 # joules of these trainings, where the machine counts them
 
+[privacy]                  # limits of what released models tell about a training sample; needs the extra "privacy"
+epsilon = 0.0              # epsilon of all models that this node ever releases, such as 8; 0: no budget
+delta = 1e-5               # probability with which the bound may fail; below 1 / samples
+clip = 1.0                 # greatest norm of a sample's gradient
+validation = "private"     # "public": everybody may see what validation data tell; "private": nothing looks at them
+when_spent = "merge"       # "merge": go on without training when the budget is spent; "stop": end the rounds
+
 [end]                      # limits of all rounds together, after which this node ends before the last one; 0: no limit
 seconds = 0                # seconds of its rounds; waits for members at the start, and serving, do not count
 bytes = 0                  # bytes that it receives in rounds
@@ -170,6 +179,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         policy: the rule by which this node chooses peers and averages: a table with a `name`, and the options of that
             policy; by default `dac`.
         budget: limits of what this node may receive, and of its trainings; what is beyond them is left out.
+        privacy: limits of what all models that this node ever releases tell about a training sample; see p2pfl.privacy.
         end: seconds and received bytes of this node's rounds after which it ends before all of them, and serves its model.
         track: trackers that receive the figures of this node.
         addresses: known addresses of members, by name. The node also finds others; `join` saves that of the inviting node.
@@ -194,6 +204,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     task: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": DEFAULT_TASK})
     policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": DEFAULT_POLICY})
     budget: Budget = Budget()
+    privacy: Privacy = Privacy()
     end: End = End()
     track: Track = Track()
     addresses: dict[str, str] = msgspec.field(default_factory=dict)
@@ -219,6 +230,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
                 )
         with about("policy"):
             locate("policy", split_name("policy", self.policy)[0], POLICIES, "p2pfl.policies")
+        self.privacy.check()
         self.end.check()
         with about("track"):
             self.track.check()
@@ -298,10 +310,6 @@ def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
         raise ConfigurationError(f"{path}: {missing[0]} is missing; {CONFIG_REMEDY}")
     with name_source(str(path), [toml_tables.parse_change(change)[0] for change in changes]):
         whole = toml_tables.with_changes(table, changes)
-        if "privacy" in whole:  # its noise would follow from the federation's seed, which all members know
-            raise ConfigurationError(
-                "nodes have no privacy budget yet, only simulations have; remove the key privacy", "privacy"
-            )
         config = bind(whole, NodeConfig)
         config.check()
         return config

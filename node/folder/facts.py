@@ -8,6 +8,7 @@ folder with these facts:
 - the newest secure sum that the node has helped to open: it submits no more in that round;
 - the membership log: an older one would trust former members;
 - the federation, and the admission key: without their files the node would train alone, or answer no tokens;
+- the private steps: an older ledger would spend a privacy budget twice;
 - the limits in node.toml.
 
 A folder that is replaced as a whole by an older copy has older facts. Only peers can notice that; see
@@ -42,7 +43,8 @@ class Facts(msgspec.Struct, frozen=True):
         federation: the name of its federation; "" for none.
         entries: the number of entries of the membership log.
         admission: the public key of the admission key in the folder; b"" for none.
-        limits: values of node.toml that limit what the node receives and trains, by dotted key.
+        limits: values of node.toml that limit what the node receives, trains and tells, by dotted key.
+        private_steps: the number of private steps in the ledger; see p2pfl.node.privacy_ledger.
         opened: the newest round whose secure sum the node has helped to open.
     """
 
@@ -51,7 +53,8 @@ class Facts(msgspec.Struct, frozen=True):
     federation: str = ""
     entries: int = 0
     admission: bytes = b""
-    limits: dict[str, int | float] = {}
+    limits: dict[str, int | float | str] = {}
+    private_steps: int = 0
     opened: int = 0
 
 
@@ -94,7 +97,7 @@ def update_facts(folder: Path, disk: Disk = SYSTEM, **changes: Any) -> None:
         write_sealed(folder / FACTS, _MAGIC, msgspec.msgpack.encode(after), disk=disk)
 
 
-def describe_limits(before: Mapping[str, float], now: Mapping[str, float]) -> str:
+def describe_limits(before: Mapping[str, float | str], now: Mapping[str, float | str]) -> str:
     """Return how the limits of a node differ from those of its last start; "" if they do not."""
     return ", ".join(f"{key} is {now[key]} instead of {value}" for key, value in before.items() if now.get(key) != value)
 

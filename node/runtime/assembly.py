@@ -8,6 +8,7 @@ node through `follow_extensions`.
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from secrets import randbits
 from typing import Any, NamedTuple
 
 from p2pfl._util.event_log import EventLogger
-from p2pfl.errors import name_source
+from p2pfl.errors import ConfigurationError, name_source
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.connectivity import Connectivity, Supervisor
 from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, MemoryVotes, timing_of
@@ -32,15 +33,17 @@ from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.incarnation import last_published
 from p2pfl.node.node import Node
 from p2pfl.node.peering.peering_config import DialLimits, Discovery, Guard, PeeringOptions
+from p2pfl.node.privacy_ledger import PrivacyLedger, check_without_budget, read_ledger
 from p2pfl.node.status.observer import StatusObserver, TrackingObserver
 from p2pfl.node.trainer import ThreadTrainer
 from p2pfl.policy import Coordinated, asks_scores, fetches_fragments
+from p2pfl.privacy import MOST_PUBLIC, check_private_policy, check_private_settings, claim_of
 from p2pfl.protocols.election import Electorate
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.random_streams import RandomStreams
-from p2pfl.task import Task, samples_of
+from p2pfl.task import Task, batch_size_of, samples_of
 from p2pfl.topologies.schedules import NamedSchedule
 from p2pfl.tracking.tracker import Tracking, factories
 
@@ -107,6 +110,7 @@ class Assembly:
             agreement.same_model(ready.agreement, self._task, self._initial)
         self._policy = loading.policy_of(ready)
         self._coordinated = isinstance(self._policy, Coordinated)
+        self._ledger = self._open_ledger()
         with name_source(ready.source(("device", *loading.TASK_KEYS))):
             learner = self._task.learner(RandomStreams(config.seed, config.name), config.device)
         self._trainer = ThreadTrainer(learner, samples=partial(samples_of, self._task))
@@ -140,6 +144,8 @@ class Assembly:
             resume_after=last_published(ready.folder / folders.PUBLISHED, log=log),
             end=config.end,
             rounds=rounds,
+            privacy=None if self._ledger is None else self._ledger.plan,
+            ledger=self._ledger,
         )
         if ready.membership is not None:
             follow_extensions(ready.membership, node, exchange, status_observer)
@@ -148,11 +154,63 @@ class Assembly:
             sparse = ready.agreement.edges != "all" and not self._coordinated
             about["federation"], about["federation_id"] = ready.agreement.name, ready.membership.federation.hex()
             about["topology"] = "sparse" if sparse else "complete"
+            if ready.agreement.greatest_epsilon:
+                about["greatest_epsilon"] = ready.agreement.greatest_epsilon
         if tokens_unanswered:
             about["tokens_unanswered"] = tokens_unanswered
         if connectivity is not None:
             about["configured_network"] = connectivity.describe()
         return Parts(node, exchange, status_observer, tracking_observer, connectivity, members, about)
+
+    def _open_ledger(self) -> PrivacyLedger | None:
+        """Return the ledger of the node's privacy budget; None without one.
+
+        Raises:
+            ConfigurationError: the budget does not fit the task, the policy, the settings or what the node has done before.
+        """
+        config, task, folder = self._config, self._task, self._ready.folder
+        privacy, n_samples = config.privacy, task.n_samples
+        if not privacy.epsilon:
+            check_without_budget(folder, folders.CONFIG)
+            return None
+        with name_source(self._ready.source(("privacy",))):
+            planned = check_private_policy(privacy, self._policy, config.rounds)
+            check_private_settings(privacy, config.patience, config.robust)
+            task.check_private()
+            if len(task.public_info) > MOST_PUBLIC:
+                raise ConfigurationError(
+                    f"under a privacy budget public_info of a task has at most {MOST_PUBLIC} entries, because the node adds"
+                    f" its claim; the task has {len(task.public_info)}",
+                    "privacy",
+                    "task",
+                )
+            ledger = PrivacyLedger(
+                folder,
+                privacy,
+                planned,
+                n_samples=n_samples,
+                batch_size=batch_size_of(task),
+                secret=os.urandom,
+                found=read_ledger(folder),
+                log=self._log,
+            )
+        plan, noise = ledger.plan, ledger.plan.mechanism.noise
+        spent = plan.epsilon(ledger.steps)
+        self._log.info(
+            f"privacy budget: epsilon {spent:.3g} of {privacy.epsilon:g} spent at delta {privacy.delta:g};"
+            f" {ledger.steps:,} of {plan.steps:,} steps, noise {noise:.4g}",
+            kind="privacy",
+            epsilon=spent,
+            budget=privacy.epsilon,
+            delta=privacy.delta,
+        )
+        if privacy.delta >= 1 / n_samples:
+            self._log.warning(
+                f"privacy.delta is 1 / samples or more ({n_samples:,} samples): the bound may fail for a whole sample; lower"
+                " it",
+                kind="privacy",
+            )
+        return ledger
 
     def _open_trackers(self, close: ExitStack) -> TrackingObserver | None:
         """Return the observer that feeds the trackers of the configuration; None if it names none."""
@@ -255,6 +313,7 @@ class Assembly:
             "settings": self._config,
             "initial": agreement.digest(self._task.layout.shared_of(self._initial)),
             "scores": asks_scores(self._policy),
+            "claim": {} if self._ledger is None else claim_of(self._config.privacy),
             "fragments": fetches_fragments(self._policy),
             "opened": SavedOpenedRounds(self._ready.folder),
         }
@@ -295,6 +354,7 @@ def member_exchange(
             **agreement.describe("task", config.task),
             **agreement.describe("policy", config.policy),
             "rounds": str(agreed.rounds),  # without extensions, which a peer may learn of only from this node
+            **agreement.describe_demand(agreed),
         },
         edges=agreed.edges,
         topology=agreed.topology,

@@ -51,6 +51,7 @@ from p2pfl.node.folder.facts import FACTS, read_facts, report_losses, update_fac
 from p2pfl.node.log import LOG
 from p2pfl.node.node import Node
 from p2pfl.node.peering.control_messages import IncarnationConflictError
+from p2pfl.node.privacy_ledger import LEDGER, NO_COPY, note_older_copy, read_ledger
 from p2pfl.node.runtime.assembly import Assembly, Parts
 from p2pfl.node.status.endpoints import open_to_others, status_page
 from p2pfl.node.status.observer import StatusObserver, describe_start, federation_title
@@ -85,6 +86,7 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
         try:
             return _run_once(folder, changes, log, until_done)
         except IncarnationConflictError as conflict:
+            note_older_copy(folder)  # first: a node that has spent more than it knows must not start again
             renumber(folder, conflict.incarnation, log, round=conflict.round)
         try:
             return _run_once(folder, changes, log, until_done)
@@ -128,9 +130,16 @@ def compare_with_facts(ready: LoadedNode, log: EventLogger) -> None:
             f" with this one, remove {folder / FACTS}"
         )
     admission = membership.admission if membership is not None and may_admit(folder) else b""
-    own = {"budget": ready.config.budget, "end": ready.config.end}
+    ledger = read_ledger(folder)
+    steps = 0 if ledger is None else ledger.made
+    if steps < before.private_steps:
+        what = "is missing" if ledger is None else f"has {steps:,} private steps"
+        raise ConfigurationError(f"{folder / LEDGER} {what}, and the last start knew of {before.private_steps:,}; {NO_COPY}")
+    own = {"budget": ready.config.budget, "end": ready.config.end, "privacy": ready.config.privacy}
     set_limits = {f"{table}.{key}": limit for table, keys in own.items() for key, limit in asdict(keys).items()}
-    limits = {key: int(limit) if limit == int(limit) else limit for key, limit in set_limits.items()}
+    limits = {
+        key: int(limit) if isinstance(limit, float) and limit.is_integer() else limit for key, limit in set_limits.items()
+    }
     limits["distrust"] = ready.config.distrust
     now = replace(
         before,
@@ -138,13 +147,16 @@ def compare_with_facts(ready: LoadedNode, log: EventLogger) -> None:
         entries=entries,
         admission=admission,
         limits=limits,
+        private_steps=steps,
     )
     _report_lost_checkpoint(ready, log)
     report_losses(before, now, folder, config=folders.CONFIG, admission=ADMISSION, log=log)
     try:
         if membership is not None:
             MembershipFile(folder).save(membership)
-        update_facts(folder, federation=now.federation, entries=entries, admission=admission, limits=limits)
+        update_facts(
+            folder, federation=now.federation, entries=entries, admission=admission, limits=limits, private_steps=steps
+        )
     except OSError as error:
         raise ConfigurationError(f"cannot write {file_of(error, folder / FACTS)}: {explain(error)}") from error
 

@@ -97,6 +97,7 @@ def _metrics(state: Mapping[str, Any]) -> Iterator[Metric]:
     yield from _of_last_round(state.get("history", ()))
     yield from _of_budget(state)
     yield from _of_cost(state.get("cost", {}))
+    yield from _of_privacy(state.get("privacy", {}))
     yield from _scores(state)
 
 
@@ -169,6 +170,8 @@ def _of_peers(peers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         yield _counter(name, "Bytes of all envelopes, by peer.", ("peer",), sizes)
     scores = [((peer["name"],), peer["score"]) for peer in peers if "score" in peer]
     yield _gauge("p2pfl_peer_score", "Points of a peer for penalties; 100 for a proven equivocation.", ("peer",), scores)
+    claims = [((peer["name"],), peer["claims"]["epsilon"]) for peer in peers if peer.get("claims")]
+    yield _gauge("p2pfl_peer_claimed_epsilon", "Privacy budget that a peer claims; nobody can check it.", ("peer",), claims)
     penalties = [((peer["name"], kind), n) for peer in peers for kind, n in peer.get("penalties", {}).items()]
     yield _counter("p2pfl_peer_penalties", "Penalties of a peer, by kind.", ("peer", "kind"), penalties)
     refused = [((peer["name"], cause), n) for peer in peers for cause, n in peer.get("offences", {}).items()]
@@ -219,6 +222,19 @@ def _of_cost(cost: Mapping[str, Any]) -> Iterator[Metric]:
     ):
         if cost.get(key) is not None:
             yield _counter(name, about, (), [((), cost[key])])
+
+
+def _of_privacy(row: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield what is spent of the privacy budget, if there is one."""
+    if not row:
+        return
+    yield _value("p2pfl_privacy_epsilon", "Epsilon that all trainings of the node have spent.", row["epsilon"])
+    yield _value("p2pfl_privacy_budget", "Epsilon of the privacy budget.", row["budget"])
+    yield _value("p2pfl_privacy_delta", "Delta of the privacy budget.", row["delta"])
+    public = row["validation"] == "public"
+    yield _value("p2pfl_privacy_validation_public", "1 if the validation data are declared public.", public)
+    about = "Trainings that were left out because the privacy budget was spent, since the node started."
+    yield _counter("p2pfl_privacy_refused", about, (), [((), row["refused"])])
 
 
 def _scores(state: Mapping[str, Any]) -> Iterator[Metric]:

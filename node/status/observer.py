@@ -43,7 +43,18 @@ MOST_START_LINES = 1000  # maximum number of lines in the log about the wait for
 ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file after rounds, and after changes of peers
 MOST_ROUNDS = 1000  # maximum number of rounds that are kept
 PAUSE, LONGEST = 1.0, 60.0  # seconds between two lines about a peer: at first, and at most if it keeps changing
-SHARED = ("part", "seed", "mode", "deadline", "robust", "task", "policy", "codec", "budget")  # settings that are no secrets
+SHARED = (
+    "part",
+    "seed",
+    "mode",
+    "deadline",
+    "robust",
+    "task",
+    "policy",
+    "codec",
+    "budget",
+    "privacy",
+)  # settings that are no secrets
 
 
 class StatusObserver(Observer):
@@ -78,6 +89,7 @@ class StatusObserver(Observer):
         self._logged = 0  # the newest round with a line in the log
         self._refused = 0
         self._used_up = False  # whether the end of the budget of trainings is logged
+        self._private_spent = False  # whether the end of the privacy budget is logged
         self._assignments: Counter[str] = Counter()  # refused ones that are logged, by coordinator
         self._discarded: Counter[str] = Counter()
         self._missing: Mapping[str, str] = {}
@@ -228,6 +240,21 @@ class StatusObserver(Observer):
             text = f"budget: {training.refusal}; the node goes on without training"
             self._log.info(text, kind="training-budget", round=node.round, trainings=training.trainings)
         self._used_up = bool(training.refused)
+        self._log_privacy(node)
+
+    def _log_privacy(self, node: Node) -> None:
+        """Log once that the privacy budget is spent."""
+        privacy = node.me.privacy
+        if privacy is None or not privacy.refused or self._private_spent:
+            return
+        self._private_spent = True
+        then = "ends its rounds" if privacy.ended else "goes on without training"
+        self._log.info(
+            f"{privacy.refusal}, epsilon {privacy.epsilon:.3g} of {privacy.plan.privacy.epsilon:g}; the node {then}",
+            kind="privacy-budget",
+            round=node.round,
+            epsilon=privacy.epsilon,
+        )
 
     def _log_assignments(self, node: Node) -> None:
         """Log that the node has refused this round's assignment."""
@@ -315,6 +342,7 @@ class StatusObserver(Observer):
             self.state |= snapshot.budget_state(node.peers.budget_tracker, node.me.training)
             self.state |= snapshot.cost_state(node)
             self.state |= snapshot.end_state(node)
+            self.state |= snapshot.privacy_state(node)
             self.state |= snapshot.suspicious_state(self._exchange, node.peers, self._discarded)
         self.state |= {"updated": self._wall(), **snapshot.exchange_state(self._exchange), "faults": dict(self._faults)}
         if self.state["state"] in ("waiting", "running"):

@@ -17,6 +17,7 @@ from p2pfl.node.peering.peers import Peer, Traffic, is_only_behind
 from p2pfl.node.policy_api import NodePeers
 from p2pfl.node.settings import UNITS
 from p2pfl.policy import Merge, Stage
+from p2pfl.privacy import claimed
 
 
 def node_facts(node: Node) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
         "peers": [
             peer_state(peer, exchange.view.suspected.get(name, ""), exchange.view.left_out.get(name, ""))
             | {"staleness": _staleness(peer)}
+            | claim_state(peer)
             | exchange.conduct.score_state(name)
             for name, peer in exchange.peers.items()
         ],
@@ -134,6 +136,39 @@ def budget_state(tracker: BudgetTracker, training: TrainingTracker) -> dict[str,
     limits = {what: getattr(tracker.budget, what) for what in used}
     budget = {what: {"limit": limit, "used": used[what]} for what, limit in limits.items() if limit}
     return {"budget": budget, "refused_by_budget": tracker.refused, "refused_trainings": training.refused}
+
+
+def privacy_state(node: Node) -> dict[str, Any]:
+    """Return the privacy budget of a node and what it has spent of it in its life; {} without one.
+
+    `epsilon` is spent of `budget`, at `delta`; `steps` are made of the `most` that fit; `refused` trainings were left out
+    since the start; `then` is what the node does without training.
+    """
+    tracker = node.me.privacy
+    if tracker is None:
+        return {}
+    plan = tracker.plan
+    return {
+        "privacy": {
+            "epsilon": round(tracker.epsilon, 4),
+            "budget": plan.privacy.epsilon,
+            "delta": plan.privacy.delta,
+            "clip": plan.privacy.clip,
+            "noise": plan.mechanism.noise,
+            "validation": plan.privacy.validation,
+            "steps": tracker.steps,
+            "most": plan.steps,
+            "earlier": tracker.made - tracker.steps,
+            "refused": tracker.refused,
+            "then": plan.privacy.when_spent,
+        }
+    }
+
+
+def claim_state(peer: Peer) -> dict[str, Any]:
+    """Return the privacy budget that a peer claims, which nobody can check; null if it claims none."""
+    claim = claimed(peer.public_info)
+    return {"claims": None if claim is None else {"epsilon": claim[0], "delta": claim[1]}}
 
 
 def end_state(node: Node) -> dict[str, Any]:

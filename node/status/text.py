@@ -11,14 +11,14 @@ from p2pfl.node.status.observer import describe_address, describe_progress, fede
 from p2pfl.node.status.reader import RUNNING
 
 STALE = 30.0  # seconds after which the status of a running node is overdue (see p2pfl.node.runtime.run.FRESH)
-PEER_COLUMNS = ("peer", "state", "round", "link", "last model", "received", "sent", "score", "reason")
+PEER_COLUMNS = ("peer", "state", "round", "link", "last model", "received", "sent", "claims", "score", "reason")
 LINKS = {"direct": "direct", "broker": "through the broker", "": "none"}
 Row = tuple[str, str]  # a label and its text
 
 
 def describe(state: Mapping[str, Any]) -> list[str]:
     """Return a node's status as lines: its state, facts with labels, and a table of its peers."""
-    parts = (_age, _problems, _earlier, _end, _federation, _election, _figures, _traffic, _cost, _counts)
+    parts = (_age, _problems, _earlier, _end, _federation, _election, _figures, _traffic, _cost, _privacy, _counts)
     rows = [row for part in parts for row in part(state)]
     width = max((len(label) for label, _ in rows), default=0)
     lines = [f"{state.get('name') or 'this node'}: {headline(state)}"]
@@ -173,6 +173,20 @@ def _cost(state: Mapping[str, Any]) -> Iterator[Row]:
             yield "budget", f"{row['used']:,.6g} of {row['limit']:,.6g} {unit} used"
 
 
+def _privacy(state: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield what is spent of the privacy budget, and what the federation demands."""
+    if state.get("greatest_epsilon"):
+        yield "privacy", f"each member must claim epsilon {state['greatest_epsilon']:g} or less"
+    if not (row := state.get("privacy")):
+        return
+    yield "privacy", f"epsilon {row['epsilon']:.4g} of {row['budget']:g} spent, at delta {row['delta']:g}"
+    seen = "nothing looks at them" if row["validation"] == "private" else "not protected"
+    yield "privacy", f"validation data {row['validation']}: {seen}"
+    if row["refused"]:
+        then = "the node ends its rounds" if row["then"] == "stop" else "the node goes on without training"
+        yield "privacy", f"budget spent: {plural(row['refused'], 'training')} left out; {then}"
+
+
 def _counts(state: Mapping[str, Any]) -> Iterator[Row]:
     """Yield counts of refused models and messages, of suspicious peers, and of faults."""
     if state.get("refused_by_budget"):
@@ -216,9 +230,15 @@ def _peer(peer: Mapping[str, Any]) -> Sequence[str]:
         "none" if age is None else f"{age:.1f} s old" if age < 10 else f"{duration(age)} old",
         byte_size(peer["bytes_in"]),
         byte_size(peer["bytes_out"]),
+        _claim(peer),
         _score(peer),
         peer["reason"],
     )
+
+
+def _claim(peer: Mapping[str, Any]) -> str:
+    claim = peer.get("claims")
+    return "" if claim is None else f"epsilon {claim['epsilon']:g}, delta {claim['delta']:g}"
 
 
 def _score(peer: Mapping[str, Any]) -> str:

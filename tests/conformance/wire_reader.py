@@ -136,6 +136,9 @@ def check_agreed(given):
         "robust aggregation": file["robust"],
         "early stopping": f"after {file['patience']} rounds" if file["patience"] else "never",
     }
+    if file.get("greatest_epsilon"):
+        epsilon, delta = file["greatest_epsilon"], file.get("greatest_delta", 1e-5)
+        agreed["privacy"] = f"each member claims epsilon {epsilon:g} or less at delta {delta:g} or less"
     if given.get("coordinated"):
         agreed |= COORDINATED
         if file.get("secure_sums"):

@@ -145,6 +145,8 @@ def federation_vectors() -> Vectors:
     agreed = v.vectors[-4]["expect"]["agreed"]
     text = federation(policy={"name": "fedpref"}).data.decode()
     v.good("a coordinated policy", "agreed", text=text, trained=8, tensors=TENSORS, coordinated=True)
+    text = federation(greatest_epsilon=8.0, greatest_delta=1e-5).data.decode()
+    v.good("a privacy budget is demanded", "agreed", text=text, trained=8, tensors=TENSORS)
     v.good("the same on both sides", "introduction", ours=agreed, theirs=agreed)
     v.bad("another value", "introduction", "differs", "the seed", ours=agreed, theirs=agreed | {"seed": "8"})
     v.bad(
@@ -1347,6 +1349,8 @@ def terms_vectors(v):
     v.good("the longest", "terms", bytes=pack(full | limits).hex())
     many = {"agreed": {str(k): "" for k in range(128)}, "public_info": {str(k): k for k in range(32)}}
     v.good("as many as there may be", "terms", bytes=pack(full | many).hex())
+    claim = {"public_info": {"n_samples": 50, "privacy.epsilon": 8.0, "privacy.delta": 1e-5}}
+    v.good("a claim of a privacy budget", "terms", bytes=pack(full | claim).hex())
     for name, why, value in [
         ("an unknown key", "more", full | {"more": 1}),
         ("a missing key", "stopped", {k: full[k] for k in ("agreed", "public_info", "round")}),

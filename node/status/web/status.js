@@ -133,6 +133,11 @@ function showTiles(rows) {
     const share = budget.joules ? cost.joules / budget.joules.limit : undefined;
     tiles.push(["Energy of trainings", `${cost.joules.toLocaleString("en", { maximumFractionDigits: 1 })} J`, `${count(cost.trainings, "training")}, ${seconds(cost.train_s)} of computing${budget.joules ? `, budget ${budget.joules.limit} J` : ""}`, share]);
   }
+  if (state.privacy) {
+    const { epsilon, budget: most, delta, validation, refused, then } = state.privacy;
+    const spent = refused ? `; spent: the node ${then === "stop" ? "ends its rounds" : "goes on without training"}` : "";
+    tiles.push(["Privacy: epsilon spent", `${epsilon.toPrecision(3)} of ${most}`, `delta ${delta}, validation data ${validation}${spent}`, Math.min(1, epsilon / most)]);
+  }
   if (budget.held) tiles.push(["Models held now", `${budget.held.used}`, `budget ${budget.held.limit}`, budget.held.used / budget.held.limit]);
   draw($("tiles"), tiles, () => tiles.map(([name, value, note, part]) => el("div", { class: "tile" },
     el("span", { class: "quiet" }, name), el("strong", {}, value), meter(part, name), el("span", { class: "quiet note" }, note))));
@@ -173,11 +178,12 @@ function removedMembers(rows) {
   return [...last].sort(([, a], [, b]) => b - a);
 }
 
-const columns = [
+const allColumns = [
   ["peer", (peer) => peer.name],
   ["state", (peer) => peer.state],
   ["reason", (peer) => peer.reason || ""],
   ["score", (peer) => (peer.score ? `${peer.score} (${Object.entries(peer.penalties).map(([kind, n]) => (n > 1 ? `${kind} ${n}` : kind)).join(", ")})` : "0")],
+  ["claims", (peer) => (peer.claims ? `epsilon ${peer.claims.epsilon}` : "–")],
   ["round", (peer) => `${peer.round ?? ""}`],
   ["weight", (peer, last) => (last?.weights?.[peer.name] === undefined ? "–" : percent(last.weights[peer.name]))],
   ["model age", (peer) => (isNumber(peer.staleness) ? seconds(peer.staleness) : "–")],
@@ -194,7 +200,8 @@ function showPeers(rows) {
   };
   const peers = firstOf("peers", state.peers ?? [], rank);
   const gone = removedMembers(rows).slice(0, MOST);
-  draw($("peers"), [state.federation, peers.map((peer) => peer.name), gone], () => {
+  const claims = peers.some((peer) => peer.claims), columns = allColumns.filter(([name]) => claims || name !== "claims");
+  draw($("peers"), [state.federation, peers.map((peer) => peer.name), gone, claims], () => {
     const former = gone.length ? el("p", { class: "quiet removed" }, `Removed, no longer members: ${gone.map(([name, round]) => `${name} (its model last counted in round ${round})`).join(", ")}.`) : null;
     if (!peers.length) return former ?? el("p", { class: "quiet" }, state.federation ? "No other members yet." : "This node belongs to no federation: it learns alone.");
     const head = el("tr", {}, ...columns.map(([name]) => el("th", { scope: "col", class: name.replace(/\W/g, "-") }, name)));

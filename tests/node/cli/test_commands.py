@@ -26,6 +26,7 @@ from p2pfl.node.settings import End
 from p2pfl.node.status.reader import write_state
 from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget
+from p2pfl.privacy import Privacy
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.sim.cli import main as sim_cli
 from p2pfl.sim.scenario.scenario import shipped_scenarios
@@ -475,6 +476,7 @@ def test_init_writes_every_setting_with_comment_and_default(capsys):
     assert written.keys() == set(NodeConfig.__struct_fields__)
     typed = written | {
         "budget": Budget(**written["budget"]),
+        "privacy": Privacy(**written["privacy"]),
         "end": End(**written["end"]),
         "advertise": (),
         "preference": (),
@@ -628,10 +630,7 @@ def test_status_shows_running_only_while_lock_is_held(capsys):
     ("change", "message"),
     [
         ("rouns=3", "command line: unknown key 'rouns'; did you mean 'rounds'?"),
-        (
-            "privacy.epsilon=8",
-            "command line: nodes have no privacy budget yet, only simulations have; remove the key privacy",
-        ),
+        ("privacy.epsilon=-8", "command line: privacy.epsilon must be 0 (no privacy) or more, and finite, got -8.0"),
         ("rounds=-3", "command line: rounds must be 0 or more, got -3"),
         ("budget.models=-3", "command line: a budget cannot be negative"),
         ("rounds=many", "command line: rounds must be a whole number, got 'many'"),

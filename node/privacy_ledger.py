@@ -1,0 +1,211 @@
+"""Ledger of a node on a machine: the private steps of its trainings, on the disk. p2pfl.privacy has the theory of budgets.
+
+A sealed file, `ledger`, holds the steps that the node has made in its life, by rate and noise. Before each training the
+node writes the count that includes it, waits until it is on the disk, and draws the secret of this training only then.
+Killed at any moment, it has therefore released no more than its ledger says:
+
+- before the file is in its place: there was no training;
+- afterwards: the training counts, whether it took place or not. After the next start the node repeats the round, with
+  new draws, and this training counts as well.
+
+A node that cannot write the file does not train; it serves and merges until it can.
+
+The noise is planned at the first start, from the rounds of the federation at that time. Later starts keep it: an extension
+by more rounds, another epsilon, or data of another size change only how many more steps fit into the budget
+(`p2pfl.privacy.continue_plan`). The rates and the noise of all steps are kept, so that the spent epsilon is right whatever
+changes. The ledger survives the federations: the data are the same in the next one.
+
+What must never be: a count that begins again. So a ledger is refused, with a remedy, if it is damaged, if it has fewer steps
+than the checkpoint or the facts of the last start say, if it is missing although these know of steps, or if peers have
+shown that the folder is an older copy. A node whose ledger has steps does not start without a budget, and one that has
+trained without a budget does not start with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+
+import msgspec
+
+from p2pfl._util.atomic_files import DamagedFileError, explain, read_sealed, reason, write_sealed
+from p2pfl._util.disk import SYSTEM, Disk
+from p2pfl._util.event_log import EventLogger
+from p2pfl._util.failpoints import failpoint
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.log import LOG
+from p2pfl.policy import PlannedTraining
+from p2pfl.privacy import SECRET, Part, Privacy, continue_plan, plan_privacy
+
+LEDGER = "ledger"  # name of the file
+_MAGIC = b"p2pfl ledger 1\n"
+NO_COPY = (
+    "restore its newest copy; without one nobody knows what this node has spent, and a private training needs a new node"
+    " with other data"
+)
+
+
+class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of a ledger.
+
+    Attributes:
+        parts: the steps so far by rate and noise, the last ones last.
+        public: whether steps were made while the validation data were declared public.
+        older: whether peers have shown that the folder is an older copy, so that there were more steps.
+    """
+
+    parts: tuple[Part, ...] = ()
+    public: bool = False
+    older: bool = False
+
+    @property
+    def made(self) -> int:
+        """Number of all steps."""
+        return sum(part.steps for part in self.parts)
+
+
+def read_ledger(folder: Path, disk: Disk = SYSTEM) -> Steps | None:
+    """Return the content of a node's ledger; None if there is none.
+
+    Raises:
+        ConfigurationError: it is damaged, cannot be read, or is known to be an older copy.
+    """
+    path = folder / LEDGER
+    try:
+        found = msgspec.msgpack.decode(read_sealed(path, _MAGIC, disk), type=Steps)
+    except FileNotFoundError:
+        return None
+    except (DamagedFileError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(f"{path}, which counts the private steps, is damaged; {NO_COPY}") from error
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {explain(error)}") from error
+    if found.older:
+        raise ConfigurationError(
+            f"{path} is an older copy: peers have messages that this node has sent after it was made; {NO_COPY}"
+        )
+    return found
+
+
+def note_older_copy(folder: Path, disk: Disk = SYSTEM) -> None:
+    """Make a ledger useless, because peers have shown that the folder is an older copy; do nothing if there is none.
+
+    Raises:
+        ConfigurationError: there is one, or it cannot be read or written.
+    """
+    found = read_ledger(folder, disk)
+    if found is None:
+        return
+    try:
+        _write(folder / LEDGER, msgspec.structs.replace(found, older=True), disk)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {folder / LEDGER}: {explain(error)}") from error
+    read_ledger(folder, disk)
+
+
+def check_without_budget(folder: Path, config: str, disk: Disk = SYSTEM) -> None:
+    """Raise ConfigurationError if a node without a privacy budget has had one and released models under it.
+
+    Args:
+        config: the name of the file of the budget.
+    """
+    found = read_ledger(folder, disk)
+    if found is not None and found.made:
+        raise ConfigurationError(
+            f"{folder / config} has no privacy budget any more, but this node has trained under one, and its next model"
+            " would break the promise; restore the table [privacy]. To give the promise up, move the ledger, the facts and"
+            f" the checkpoints in {folder} away"
+        )
+
+
+class PrivacyLedger:
+    """Ledger of a running node.
+
+    Args:
+        folder: the node's folder.
+        found: the content of the ledger; None if there is none.
+        planned: what the policy plans to train in all rounds.
+        secret: returns secret bytes from the system.
+        log: receives an event when the ledger cannot be written, and when it can again.
+
+    Attributes:
+        plan: the plan of the node's budget.
+        steps: number of steps of this plan in the file.
+        problem: why the file could not be written; "" if it was.
+
+    Raises:
+        ConfigurationError: no budget can be planned, the validation data were public before, or the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        privacy: Privacy,
+        planned: PlannedTraining,
+        *,
+        n_samples: int,
+        batch_size: int,
+        secret: Callable[[int], bytes],
+        found: Steps | None = None,
+        log: EventLogger = LOG,
+        disk: Disk = SYSTEM,
+    ) -> None:
+        before = found or Steps()
+        if before.public and privacy.validation == "private":
+            raise ConfigurationError(
+                "this node has trained while its validation data were declared public, and they cannot become private"
+                ' again; restore privacy.validation = "public"',
+                "privacy.validation",
+            )
+        if before.made:
+            self.plan = continue_plan(privacy, planned, n_samples, batch_size, before.parts)
+        else:
+            self.plan = plan_privacy(privacy, planned, n_samples, batch_size)
+        self.steps = before.made - sum(part.steps for part in self.plan.earlier)
+        self.problem = ""
+        self._path, self._secret, self._log, self._disk = folder / LEDGER, secret, log, disk
+        self._public = privacy.validation == "public"
+        self._lock = Lock()
+        if found is None:
+            try:
+                self._write(0)
+            except OSError as error:
+                raise ConfigurationError(f"cannot write {self._path}: {explain(error)}") from error
+
+    def record(self, steps: int) -> bool:
+        """Write that so many steps of the plan are made, unless the file has more; return whether it is on the disk.
+
+        Several threads may call it.
+        """
+        with self._lock:
+            if steps > self.steps:
+                try:
+                    self._write(steps)
+                except OSError as error:
+                    self._report(reason(error))
+                    return False
+            self._report("")
+            self.plan.epsilon(steps)  # takes time, here in a thread; the accountant keeps it for the status
+        failpoint("ledger-saved")
+        return True
+
+    def draw_key(self) -> bytes:
+        """Return the secret of one training, which is kept nowhere."""
+        return self._secret(SECRET)
+
+    def _write(self, steps: int) -> None:
+        parts = [part for part in self.plan.parts(steps) if part.steps]
+        _write(self._path, Steps(tuple(parts), self._public), self._disk)
+        self.steps = steps
+
+    def _report(self, problem: str) -> None:
+        before, self.problem = self.problem, problem
+        if problem and not before:
+            text = f"cannot write {self._path}: {problem}; this node does not train until it can"
+            self._log.warning(text, kind="disk-failed", path=str(self._path))
+        elif before and not problem:
+            self._log.info("can write the ledger again", kind="disk-works", path=str(self._path))
+
+
+def _write(path: Path, steps: Steps, disk: Disk) -> None:
+    write_sealed(path, _MAGIC, msgspec.msgpack.encode(steps), before=lambda: failpoint("ledger-written"), disk=disk)

@@ -1,0 +1,522 @@
+"""Privacy budgets of nodes on machines: the ledger on the disk, secret draws, kills at any moment, claims and demands."""
+
+import asyncio
+import errno
+import re
+import shutil
+import signal
+import stat
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from p2pfl._util import failpoints
+from p2pfl._util.disk import SystemDisk
+from p2pfl.budget import Effort
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.checkpoint import Checkpoint, same_privacy
+from p2pfl.node.cli.main import main
+from p2pfl.node.policy_api import Me
+from p2pfl.node.privacy_ledger import LEDGER, PrivacyLedger, note_older_copy, read_ledger
+from p2pfl.node.status import endpoints, text
+from p2pfl.node.status.reader import current
+from p2pfl.parameters import Layout
+from p2pfl.policy import Budget, PlannedTraining
+from p2pfl.privacy import (
+    Part,
+    Privacy,
+    PrivacyPlan,
+    PrivacyState,
+    PrivacyTracker,
+    StepDraws,
+    claim_of,
+    claimed,
+    epsilon_of,
+    epsilon_together,
+)
+from p2pfl.queries import Train
+from p2pfl.random_streams import RandomStreams
+from p2pfl.update_rules import Mechanism
+from tests.support.logs import log_to
+from tests.support.processes import processes
+
+BUDGET = Privacy(epsilon=2)
+START = np.zeros(3, np.float32)
+ROUNDS, EACH = 5, 4  # rounds, and steps of each: 60 samples in batches of 16
+
+
+def ledger(folder, privacy=BUDGET, rounds=ROUNDS, n_samples=60, **options):
+    secret = options.pop("secret", lambda size: bytes(size))
+    found = read_ledger(folder)
+    return PrivacyLedger(
+        folder, privacy, PlannedTraining(rounds), n_samples=n_samples, batch_size=16, secret=secret, found=found, **options
+    )
+
+
+# The file
+
+
+def test_ledger_keeps_its_steps_its_noise_and_its_mode(tmp_path):
+    first = ledger(tmp_path)
+    assert (first.steps, first.plan.steps) == (0, ROUNDS * EACH)
+    assert first.record(EACH)
+    assert stat.S_IMODE((tmp_path / LEDGER).stat().st_mode) == 0o600
+    assert read_ledger(tmp_path).parts == (Part(16 / 60, first.plan.mechanism.noise, EACH),)
+    again = ledger(tmp_path)
+    assert (again.steps, again.plan) == (EACH, first.plan)
+    assert again.record(EACH)  # as of a training at the same time, which has written both
+    assert read_ledger(tmp_path).made == EACH
+
+
+@pytest.mark.parametrize("wrong", ["damaged", "older"])
+def test_ledger_that_cannot_be_right_is_refused(tmp_path, wrong):
+    ledger(tmp_path).record(EACH)
+    if wrong == "damaged":
+        content = bytearray((tmp_path / LEDGER).read_bytes())
+        content[-1] ^= 1
+        (tmp_path / LEDGER).write_bytes(content)
+    else:
+        with pytest.raises(ConfigurationError, match="is an older copy: peers have messages"):
+            note_older_copy(tmp_path)
+    with pytest.raises(ConfigurationError, match=rf"ledger.* {wrong}.*; restore its newest copy"):
+        read_ledger(tmp_path)
+
+
+def test_folder_without_ledger_has_no_older_copy(tmp_path):
+    note_older_copy(tmp_path)
+    assert read_ledger(tmp_path) is None
+
+
+class FullDisk(SystemDisk):
+    full = False
+
+    def create(self, path, parts, durable, mode):
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        super().create(path, parts, durable, mode)
+
+
+def test_ledger_that_cannot_be_written_says_so_and_tries_again(tmp_path):
+    said, disk = [], FullDisk()
+    found = ledger(tmp_path, log=log_to(said), disk=disk)
+    disk.full = True
+    assert not found.record(EACH)
+    assert not found.record(EACH)
+    assert (found.problem, found.steps) == ("No space left on device", 0)
+    disk.full = False
+    assert found.record(EACH)
+    assert (found.problem, read_ledger(tmp_path).made) == ("", EACH)
+    assert [line.partition(": ")[2] or line for line in said] == [
+        "No space left on device; this node does not train until it can",
+        "can write the ledger again",
+    ]
+
+
+# Plans of later starts
+
+
+def test_extension_keeps_the_noise_and_the_budget(tmp_path):
+    first = ledger(tmp_path)
+    first.record(2 * EACH)
+    longer = ledger(tmp_path, rounds=10 * ROUNDS)
+    assert longer.plan.mechanism == first.plan.mechanism
+    assert first.plan.steps <= longer.plan.steps < first.plan.steps + EACH
+    assert 1.9 < longer.plan.epsilon(longer.plan.steps) <= 2
+
+
+def test_other_budget_changes_how_many_steps_fit(tmp_path):
+    first = ledger(tmp_path)
+    first.record(2 * EACH)
+    smaller, greater = (ledger(tmp_path, Privacy(epsilon=epsilon), rounds=100) for epsilon in (0.5, 3.0))
+    assert smaller.plan.steps == smaller.steps == 2 * EACH
+    assert smaller.plan.epsilon(smaller.steps) > 0.5  # what is spent is said as it is
+    assert greater.plan.steps > first.plan.steps
+    assert greater.plan.epsilon(greater.plan.steps) <= 3 < greater.plan.epsilon(greater.plan.steps + 1)
+    assert {found.plan.mechanism.noise for found in (first, smaller, greater)} == {first.plan.mechanism.noise}
+
+
+def test_steps_on_data_of_another_size_are_composed(tmp_path):
+    first = ledger(tmp_path)
+    first.record(2 * EACH)
+    noise = first.plan.mechanism.noise
+    more = ledger(tmp_path, n_samples=120)
+    assert (more.steps, more.plan.rate) == (0, 16 / 120)
+    assert more.plan.earlier == (Part(16 / 60, noise, 2 * EACH),)
+    more.record(8)
+    parts = (Part(16 / 60, noise, 8), Part(16 / 120, noise, 8))
+    assert read_ledger(tmp_path).parts == parts
+    together = epsilon_together(parts, 1e-5)
+    assert more.plan.epsilon(8) == together
+    assert max(epsilon_of(*part, 1e-5) for part in parts) < together < epsilon_of(16 / 60, noise, 16, 1e-5)
+    assert more.plan.epsilon(more.plan.steps) <= 2
+    back = ledger(tmp_path)  # the steps of each rate are found again
+    assert (back.steps, back.plan.earlier) == (8, parts[1:])
+
+
+def test_equal_parts_spend_what_their_sum_spends():
+    parts = (Part(0.25, 1.2, 4), Part(0.25, 1.2, 6))
+    assert epsilon_together(parts, 1e-5) == pytest.approx(epsilon_of(0.25, 1.2, 10, 1e-5), rel=1e-3)
+    assert epsilon_together((), 1e-5) == epsilon_together((Part(0.25, 1.2, 0),), 1e-5) == 0
+
+
+def test_public_validation_data_stay_public(tmp_path):
+    ledger(tmp_path, Privacy(epsilon=2, validation="public")).record(EACH)
+    with pytest.raises(ConfigurationError, match="cannot become private again"):
+        ledger(tmp_path)
+
+
+def checkpoint(round, privacy):
+    return Checkpoint("alice", 0, b"", round, b"", {}, {}, 0, "", b"", [], False, privacy=privacy)
+
+
+def test_checkpoint_and_ledger_must_agree(tmp_path):
+    found = ledger(tmp_path)
+    tracker = PrivacyTracker(found.plan, 16, EACH)
+    same_privacy(checkpoint(1, PrivacyState(EACH)), tracker, counted=True)
+    same_privacy(checkpoint(0, None), tracker, counted=True)
+    same_privacy(checkpoint(3, None), None, counted=False)
+    for state, now, message in (
+        (PrivacyState(2 * EACH), tracker, "has 4 steps, and the checkpoint has 8: it is an older copy; restore the newest"),
+        (PrivacyState(EACH), None, r"would break the promise of that; restore the table \[privacy\]"),
+        (None, tracker, r"has trained 2 rounds without a privacy budget.*; remove the table \[privacy\]"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            same_privacy(checkpoint(2, state), now, counted=True)
+
+
+def test_spent_budget_stays_spent_after_a_restart_until_it_is_raised():
+    plan = PrivacyPlan(Privacy(epsilon=8, when_spent="stop"), 0.25, EACH, Mechanism(1.0, 1.0))
+    tracker = PrivacyTracker(plan, 16)
+    assert tracker.admit(Train(START, 1), 60)
+    assert tracker.admit(Train(START, 2), 60) is None
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(tracker.state()), type=PrivacyState)
+    again = PrivacyTracker(plan, 16, EACH)
+    again.restore(state)
+    assert (again.ended, again.refusal) == (True, "the privacy budget is spent: 4 of 4 steps")
+    raised = PrivacyTracker(plan._replace(steps=2 * EACH), 16, EACH)
+    raised.restore(state)
+    assert not raised.ended
+
+
+# Draws
+
+
+def drawn(key, count=1001, epochs=1):
+    query = Train(START, 1, epochs, mechanism=Mechanism(1.0, 1.0, key))
+    draws, noise = StepDraws(RandomStreams(0, "a"), query, 1000, 100), np.empty((2, count), np.float32)
+    for row in noise:
+        draws.noise(row)
+    return draws.batch(), noise
+
+
+def test_secret_draws_follow_from_their_key_alone():
+    one, same, other = drawn(b"a" * 32), drawn(b"a" * 32), drawn(b"b" * 32)
+    assert all(np.array_equal(*pair) for pair in zip(one, same, strict=True))
+    assert not any(np.array_equal(*pair) for pair in zip(one, other, strict=True))
+    assert not np.array_equal(*one[1])  # each step has its own
+    assert "aaa" not in repr(Mechanism(1.0, 1.0, b"a" * 32))
+
+
+def test_secret_noise_is_normal_and_samples_are_drawn_independently():
+    _, noise = drawn(bytes(32), 200_001)
+    flat = noise.ravel().astype(float)
+    assert abs(flat.mean()) < 5 / np.sqrt(flat.size)
+    assert flat.var() == pytest.approx(1, abs=5 * np.sqrt(2 / flat.size))
+    for bound, share in ((0.5, 0.38292), (1, 0.68269), (2, 0.95450), (3, 0.99730)):
+        assert np.mean(np.abs(flat) < bound) == pytest.approx(share, abs=5 * np.sqrt(share * (1 - share) / flat.size))
+    assert 4 < np.abs(flat).max() < 6.5
+    for lag in (1, 2**15, 2**16):  # of neighbours, and of both halves of what is made at once
+        assert abs(np.mean(flat[lag:] * flat[:-lag])) < 5 / np.sqrt(flat.size - lag)
+    query = Train(START, 1, 40, mechanism=Mechanism(1.0, 1.0, bytes(32)))
+    draws = StepDraws(RandomStreams(0, "a"), query, 1000, 100)
+    counts = np.array([len(draws.batch()) for _ in range(400)])
+    assert counts.mean() == pytest.approx(100, abs=5 * np.sqrt(90 / 400))
+    assert counts.var() == pytest.approx(90, rel=0.4)
+
+
+# Trainings on record
+
+
+class Recorder:
+    """Trainer that notes what the ledger on the disk counts when a training begins."""
+
+    def __init__(self, folder):
+        self.folder, self.seen, self.keys = folder, [], []
+
+    async def submit(self, query):
+        self.seen.append(read_ledger(self.folder).made)
+        self.keys.append(query.mechanism.key)
+        return query.params + 1
+
+    def used(self):
+        return Effort()
+
+    def joules(self, samples):
+        return None
+
+
+def me_of(found, trainer):
+    return Me(
+        "a",
+        RandomStreams(0, "a"),
+        trainer=trainer,
+        initial=START,
+        layout=Layout((("w", (3,)),), 3),
+        n_samples=60,
+        budget=Budget(),
+        rounds=ROUNDS,
+        batch_size=16,
+        privacy=PrivacyTracker(found.plan, 16, found.steps),
+        ledger=found,
+    )
+
+
+def test_training_begins_after_it_is_counted_and_draws_a_new_secret(tmp_path):
+    trainer, given = Recorder(tmp_path), iter(range(256))
+    me = me_of(ledger(tmp_path, secret=lambda size: bytes([next(given)]) * size), trainer)
+
+    async def train():
+        one = await me.compute(Train(START, 1))
+        two, three = await asyncio.gather(me.compute(Train(START, 1)), me.compute(Train(START, 1)))
+        return one, two, three
+
+    assert all(np.array_equal(trained, START + 1) for trained in asyncio.run(train()))
+    assert [seen >= made for seen, made in zip(trainer.seen, (4, 8, 12), strict=True)] == [True] * 3
+    assert sorted(trainer.keys) == [bytes([k]) * 32 for k in range(3)]
+    assert (me.privacy.steps, me.trainings) == (12, 3)
+
+
+def test_node_that_cannot_write_its_ledger_does_not_train(tmp_path):
+    trainer, disk = Recorder(tmp_path), FullDisk()
+    me = me_of(ledger(tmp_path, disk=disk, log=log_to([])), trainer)
+    disk.full = True
+    assert np.array_equal(asyncio.run(me.compute(Train(START, 1))), START)
+    assert (me.privacy.steps, me.privacy.refused, me.trainings, trainer.seen) == (0, 0, 0, [])
+    disk.full = False
+    asyncio.run(me.compute(Train(START, 1)))
+    assert (me.privacy.steps, me.trainings, trainer.seen) == (4, 1, [4])
+
+
+# A node alone, by its commands
+
+ALONE = """
+rounds = 3
+deadline = 10.0
+robust = "none"
+[task]
+name = "concept-shift"
+[policy]
+name = "random"
+[privacy]
+epsilon = 1
+delta = 1e-3
+"""
+TRAINING = 7  # steps of a round: 50 samples in batches of 8
+
+
+@pytest.fixture
+def alice(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "alice"]) == 0
+    Path("alice/node.toml").write_text(f'name = "alice"\nlisten = ":4100"\nmdns = false\n{ALONE}')
+    capsys.readouterr()
+    return Path("alice")
+
+
+def ran(capsys, *changes):
+    """Return the exit code and the output of a run."""
+    options = [part for change in changes for part in ("--set", change)]
+    code = main(["run", "alice", "--until-done", *options])
+    found = capsys.readouterr()
+    return code, found.out + found.err
+
+
+@pytest.mark.slow
+def test_status_pages_and_metrics_show_what_the_accountant_says(alice, capsys):
+    code, printed = ran(capsys)
+    assert code == 0
+    assert re.search(r"privacy budget: epsilon 0 of 1 spent at delta 0.001; 0 of 21 steps, noise [\d.]+", printed)
+    state = current(alice)
+    found, part = state["privacy"], read_ledger(alice).parts[0]
+    assert part == Part(8 / 50, found["noise"], 3 * TRAINING)
+    assert found["epsilon"] == round(epsilon_of(*part, 1e-3), 4) <= 1
+    assert (found["budget"], found["delta"], found["validation"], found["refused"]) == (1, 1e-3, "private", 0)
+    shown = "\n".join(text.describe(state))
+    assert f"epsilon {found['epsilon']:.4g} of 1 spent, at delta 0.001" in shown
+    assert "validation data private: nothing looks at them" in shown
+    assert not any(row.get("validation") for row in state["history"])
+    metrics = endpoints.text(state).decode()
+    assert f"p2pfl_privacy_epsilon {found['epsilon']}" in metrics
+    assert "p2pfl_privacy_validation_public 0.0" in metrics
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("then", "says", "rounds"), [("merge", "the node goes on without training", 6), ("stop", "the node ends its rounds", 4)]
+)
+def test_spent_budget_ends_trainings_and_is_said_once(alice, capsys, then, says, rounds):
+    assert ran(capsys)[0] == 0
+    for again in range(2):  # the extension, as the owner of a node alone makes it; and one more start
+        code, printed = ran(capsys, "rounds=6", f'privacy.when_spent="{then}"')
+        assert code == 0
+        assert printed.count(f" of 1; {says}") == (again == 0)
+        state = current(alice)
+        assert (state["round"], read_ledger(alice).made) == (rounds, 3 * TRAINING)
+    if then == "stop":
+        assert "the privacy budget is spent: 21 of 21 steps" in state["ended_early"]
+        assert ran(capsys, "rounds=6", 'privacy.when_spent="stop"', "privacy.epsilon=2")[0] == 0
+        assert (current(alice)["round"], read_ledger(alice).made > 3 * TRAINING) == (6, True)
+
+
+@pytest.mark.slow
+def test_budget_that_comes_or_goes_is_never_silent(alice, capsys):
+    shutil.copytree(alice, "other")
+    assert ran(capsys)[0] == 0
+    kept = (alice / LEDGER).read_bytes()
+    code, printed = ran(capsys, "privacy.epsilon=0")
+    assert (code, "has no privacy budget any more" in printed) == (2, True)
+    code, printed = ran(capsys, "privacy.clip=0.5", "privacy.epsilon=2", "rounds=4")
+    assert (
+        code,
+        "node.toml differs from the last start: privacy.epsilon is 2 instead of 0, privacy.clip is 0.5 instead of 1"
+        in printed,
+    ) == (0, True)
+    for wrong, message in ((kept, "the checkpoint has 28"), (None, "ledger is missing, and the last start knew of 21")):
+        (alice / LEDGER).unlink() if wrong is None else (alice / LEDGER).write_bytes(wrong)
+        code, printed = ran(capsys)
+        assert (code, message in printed) == (2, True), printed
+    shutil.rmtree(alice)
+    shutil.copytree("other", alice)
+    assert ran(capsys, "privacy.epsilon=0")[0] == 0
+    code, printed = ran(capsys)
+    assert (code, "has trained 3 rounds without a privacy budget" in printed) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("rounds=0", "none is planned; set rounds"),
+        ('robust="clip-loss"', "the robust rule clip-loss takes losses on validation data"),
+        ("patience=2", r"early stopping (patience) looks at validation data"),
+        ('policy={name="apfl"}', "the policy Apfl is refused under a privacy budget"),
+        ('policy={name="dac", similarity="inverse-loss", score_on="peer"}', "is refused under a privacy budget"),
+        ("privacy.delta=2", "privacy.delta must be above 0 and below 1"),
+        ("privacy.by_node={}", "unknown key 'privacy.by_node'"),
+    ],
+)
+def test_node_refuses_a_budget_that_it_cannot_keep(alice, capsys, change, message):
+    code, printed = ran(capsys, change)
+    assert (code, message in printed) == (2, True), printed
+    assert not (alice / LEDGER).exists()
+
+
+# Claims and demands
+
+
+def test_claim_is_two_positive_numbers_or_none():
+    assert claimed({"n_samples": 5} | claim_of(BUDGET)) == (2, 1e-5)
+    for wrong in (
+        {},
+        {"privacy.epsilon": 8.0},
+        {"privacy.epsilon": "8"},
+        {"privacy.epsilon": True},
+        {"privacy.epsilon": -1},
+    ):
+        assert (
+            claimed(wrong | ({"privacy.delta": 1e-5} if len(wrong) == 1 and wrong != {"privacy.epsilon": 8.0} else {}))
+            is None
+        )
+
+
+@pytest.mark.slow
+def test_federation_demands_a_budget_of_its_members(alice, capsys):
+    create = ["federation", "create", "alice", "--backup", "key.backup"]
+
+    def said(*arguments):
+        code = main(list(arguments))
+        found = capsys.readouterr()
+        return code, found.out + found.err
+
+    for demand, message in (
+        (
+            "greatest_epsilon=0.5",
+            "demands of each member a privacy budget of at most epsilon 0.5 at delta 1e-05",
+        ),
+        ("greatest_epsilon=8", "this node has epsilon 1 at delta 0.001; set privacy.epsilon and privacy.delta"),
+        ("greatest_epsilon=-1", "greatest_epsilon must be 0 (no demand) or more, and finite, got -1.0"),
+        ("greatest_delta=2", "greatest_delta must be above 0 and below 1, got 2.0"),
+    ):
+        code, printed = said(*create, "--set", demand)
+        assert (code, message in printed) == (2, True), printed
+        assert not Path("key.backup").exists()
+    assert said(*create, "--set", "greatest_epsilon=8", "--set", "greatest_delta=0.001")[0] == 0
+    assert "greatest_epsilon: 8" in said("federation", "show", "alice")[1]
+    code, printed = ran(capsys, "privacy.epsilon=0")
+    assert (code, "at most epsilon 8 at delta 0.001, and this node has none" in printed) == (2, True), printed
+
+
+@pytest.mark.slow
+def test_members_see_claims_and_go_on_without_one_that_is_killed(tmp_path, monkeypatch):
+    toml = ALONE.replace("deadline = 10.0", "deadline = 2.0\nmembers = 3")
+    with processes(tmp_path, ("alice", "bob", "carol"), toml) as federation:
+        bob = federation.folders["bob"]
+        text = (bob / "node.toml").read_text().replace("epsilon = 1", "epsilon = 0.5")
+        (bob / "node.toml").write_text(text)
+        federation.start("alice", "carol")
+        monkeypatch.setenv(failpoints.VARIABLE, "trained:2")
+        federation.start("bob")
+        monkeypatch.delenv(failpoints.VARIABLE)
+        federation.wait("bob")
+        assert federation.running["bob"].returncode == -signal.SIGKILL
+        assert read_ledger(bob).made == 2 * TRAINING
+        assert max(model.round for model in federation.checkpoint("bob").outbox) == 1
+        federation.start("bob")
+        federation.wait()
+        assert {process.returncode for process in federation.running.values()} == {0}
+        for name in federation.names:
+            assert (federation.status(name)["round"], read_ledger(federation.folders[name]).made) == (3, 3 * TRAINING)
+        for name, other in (("alice", "carol"), ("carol", "alice")):  # bob may have come back too late to see theirs
+            claims = {peer["name"]: peer["claims"] for peer in federation.status(name)["peers"]}
+            assert claims == {"bob": {"epsilon": 0.5, "delta": 1e-3}, other: {"epsilon": 1.0, "delta": 1e-3}}
+
+
+# Kills of real processes
+
+
+KILLS = (  # failpoint, and by then: trainings in the ledger, and rounds whose models peers may have
+    ("ledger-written:2", 0, 0),  # the first one is that of the start
+    ("ledger-saved", 1, 0),
+    ("trained", 2, 0),
+    ("published", 3, 1),
+    ("round-saved", 4, 1),  # of the same round, which was repeated
+)
+
+
+@pytest.mark.slow
+def test_killed_node_has_released_no_more_than_its_ledger_says(tmp_path, monkeypatch):
+    with processes(tmp_path, ("alice",), ALONE.replace("rounds = 3", "rounds = 6")) as federation:
+        folder = federation.folders["alice"]
+        for point, counted, released in KILLS:
+            monkeypatch.setenv(failpoints.VARIABLE, point)
+            federation.start()
+            federation.wait()
+            assert federation.running["alice"].returncode == -signal.SIGKILL
+            assert (read_ledger(folder).made, published(federation)) == (counted * TRAINING, released)
+        monkeypatch.delenv(failpoints.VARIABLE)
+        federation.start()
+        printed = federation.wait()["alice"]
+        assert federation.running["alice"].returncode == 0, printed
+        # each repeated training counts, so that the last three rounds find the budget spent
+        assert read_ledger(folder).made == 6 * TRAINING
+        state = federation.status("alice")
+        assert (state["round"], state["privacy"]["refused"]) == (6, 3)
+        assert state["privacy"]["epsilon"] == round(epsilon_of(*read_ledger(folder).parts[0], 1e-3), 4) <= 1
+
+
+def published(federation):
+    """Return the number of rounds whose trained models are in the checkpoint, which peers may get."""
+    found = federation.checkpoint("alice")
+    return max((model.round for model in found.outbox if model.stage == "trained"), default=0) if found else 0
