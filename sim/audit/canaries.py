@@ -43,6 +43,7 @@ from p2pfl.sim.scenario.scenario import Scenario
 ENOUGH = 1000  # canaries of all nodes and runs
 MOST_RUNS = 8
 MOST_OF_NODE = 128
+MOST_NODES = 64  # that have canaries
 ALONE = 3  # tensors that are attacked alone
 SHARES = (1.0, 0.5, 0.125, 0.03)  # of the canaries, of which the attacker guesses the most certain ones
 AMPLE = 2.0  # times the clip: norm of a canary's gradient before it is clipped
@@ -60,6 +61,8 @@ def attack_by_canaries(
         tasks: of each node.
     """
     budgets = [plan for plan in plans if plan is not None]
+    with_budget = [node for node, plan in enumerate(plans) if plan is not None][:MOST_NODES]
+    plans = [plan if node in with_budget else None for node, plan in enumerate(plans)]
     each = [_count(task, plan) for task, plan in zip(tasks, plans, strict=True)]
     runs = min(MOST_RUNS, -(-ENOUGH // max(1, sum(each))))
     trials = [_Trial(scenario, SEEDS * run, tasks, plans) for run in range(runs)]
@@ -80,6 +83,7 @@ def attack_by_canaries(
                 best = {"epsilon": found, "guesses": 2 * half, "right": right, "tensor": name}
     promised = max(plan.epsilon(plan.steps) for plan in budgets)
     return {
+        "nodes": len(with_budget),
         "canaries": len(there),
         "runs": runs,
         "promised": promised,

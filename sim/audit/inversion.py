@@ -32,7 +32,7 @@ from p2pfl.sim.audit.statistics import auc, mean_with_interval
 FOUND = 0.95  # correlation with a guess from which an image is found
 MOST_STRANGERS = 2000
 MOST_NODES = 32  # that are attacked by rows
-OPTIMISED = 2  # nodes that are attacked by optimisation,
+OPTIMISED = 4  # nodes that are attacked by optimisation,
 FEW = 8  # if they have at most so many samples
 LARGEST = 2**18  # and their models at most so many values
 STEPS, RATE = 300, 0.05  # of the optimisation

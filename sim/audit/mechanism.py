@@ -31,6 +31,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from scipy import stats
 
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_problem import Samples
@@ -43,11 +44,14 @@ from p2pfl.sim.audit.releases import Attacked
 from p2pfl.update_rules import Mechanism, Steps
 
 LIMIT = 5.0  # standard deviations
+MOST_SCORE = 40.0  # that is written, in place of inf
 NOISY, READ, SINGLE = 8, 40, 60  # trainings that a test makes: of noise, of counts, of one step
 MOST_STEPS = 4000  # of the trainings of counts
 VALUES = 2**24  # of the gradients of the samples whose counts are read
 MOST_COUNTED = 512  # samples whose counts are read
 FAR = 0.25  # from a whole number, from which a count cannot be read
+FEWEST_COUNTED = 4
+UNREAD = "the counts of samples could not be read from the sums of their gradients"
 FIRM = 1.001  # times the clip: rounding in sums of float32
 SHORT = 1e-3  # share of the model's norm by which it may move while counts are read
 CROWD = 16  # samples beside the one of the test of sensitivity
@@ -156,7 +160,9 @@ def _noise(probe: _Probe) -> tuple[dict[str, Any], list[str]]:
     tensors = {}
     for name, place in probe.attacked.tensors():
         part = drawn[:, place]
-        tensors[name] = (float(np.mean(part**2)), (float(np.mean(part**2)) - 1) * sqrt(part.size / 2))
+        square = float(np.sum(part**2))
+        score = float(stats.norm.ppf(stats.chi2.cdf(square, part.size)))  # exact: a bias may have few values
+        tensors[name] = (square / part.size, min(MOST_SCORE, max(-MOST_SCORE, score)))
     alike = float(np.sum(drawn[:-1] * drawn[1:])) / sqrt(drawn[1:].size)
     wrong = [
         f"tensor {name} has {ratio:.3g} of the planned variance of the noise"
@@ -175,7 +181,7 @@ def _sensitivity(probe: _Probe) -> tuple[dict[str, Any], list[str]]:
     tried = Samples(torch.cat([each.x for each in great]), torch.cat([each.y for each in great]))
     norms = np.linalg.norm(probe.attacked.gradients(probe.start, tried, 1e30), axis=1)
     if not np.isfinite(norms).any() or np.nanmax(norms) <= 0:
-        return {"norm": 0.0, "times_clip": 0.0}, []
+        return {"unread": "no sample has a gradient that is finite and not 0"}, []
     far = int(np.nanargmax(np.where(np.isfinite(norms), norms, -1)))
     with_it = Samples(torch.cat([crowd.x, tried.x[far : far + 1]]), torch.cat([crowd.y, tried.y[far : far + 1]]))
     count = len(with_it.x)
@@ -188,8 +194,17 @@ def _sensitivity(probe: _Probe) -> tuple[dict[str, Any], list[str]]:
 
 
 def _sampling(probe: _Probe) -> tuple[dict[str, Any], list[str]]:
-    rate, steps = probe.plan.rate, probe.steps_of_pass()
     counted = min(probe.n, MOST_COUNTED, max(1, VALUES // probe.size), max(1, probe.size // 4))
+    while True:  # fewer samples have gradients that are easier to tell apart
+        found, wrong = _sampling_of(probe, counted)
+        if "unread" not in found or counted <= FEWEST_COUNTED:
+            return found, wrong
+        counted = max(FEWEST_COUNTED, counted // 4)
+
+
+def _sampling_of(probe: _Probe, counted: int) -> tuple[dict[str, Any], list[str]]:
+    """Test the sampling by the counts of some samples."""
+    rate, steps = probe.plan.rate, probe.steps_of_pass()
     samples = probe.samples(counted)
     gradients = probe.attacked.gradients(probe.start, samples, probe.clip).astype(np.float64)
     inverse = np.linalg.pinv(gradients @ gradients.T, rcond=1e-9, hermitian=True) @ gradients
@@ -201,12 +216,15 @@ def _sampling(probe: _Probe) -> tuple[dict[str, Any], list[str]]:
         read: np.ndarray = inverse @ probe.sums(whole, 0.0, round, one=one, rate=short) * expected
         return read
 
+    off = max(_off(counts(r + 1, False)) for r in range(2))
+    if off > FAR:
+        return {"samples": counted, "farthest": off, "unread": UNREAD}, []
     many = np.array([counts(r + 1, False) for r in range(max(2, min(READ, MOST_STEPS // steps)))])
     single = np.array([counts(10_000 + r, True) for r in range(SINGLE)])
-    off = max(float(np.abs(each - np.rint(each)).max()) for each in (many, single))
+    off = max(_off(many), _off(single))
     found: dict[str, Any] = {"samples": counted, "trainings": len(many), "farthest": off}
     if off > FAR:
-        return found | {"unread": "the counts of samples could not be read from the sums of their gradients"}, []
+        return found | {"unread": UNREAD}, []
     many, single = np.rint(many), np.rint(single)
     scores = {
         "mean": _mean_score(many, steps, rate),
@@ -228,6 +246,11 @@ def _sampling(probe: _Probe) -> tuple[dict[str, Any], list[str]]:
         words[name].format(more="more" if score > 0 else "less") for name, score in scores.items() if abs(score) > LIMIT
     ]
     return found | {"rate": float(many.mean() / steps), "planned_rate": rate, "scores": scores}, wrong
+
+
+def _off(counts: np.ndarray) -> float:
+    """Return the greatest distance of counts from whole numbers."""
+    return float(np.abs(counts - np.rint(counts)).max())
 
 
 def _mean_score(counts: np.ndarray, draws: int, rate: float) -> float:

@@ -33,6 +33,7 @@ from p2pfl.sim.audit.releases import Attacked, Release, Watch, observe, with_sam
 from p2pfl.sim.audit.statistics import CONFIDENCE, auc
 from p2pfl.sim.scenario.scenario import Scenario
 
+MOST_NODES = 64  # that are attacked
 MOMENTS = 6  # rounds whose models are judged
 RATES = (0.01, 0.001)  # false-positive rates
 REPEATS = 200  # of the bootstrap
@@ -50,7 +51,8 @@ def attack_membership(
         tasks: of each node, in the scenario.
         progress: called after each shadow.
     """
-    pools = [_pool(tasks, node) for node in range(len(tasks))]
+    attacked = range(min(len(tasks), MOST_NODES))
+    pools = [_pool(tasks, node) for node in attacked]
     initial = tasks[0].initial(scenario.seed)
     moments = sorted({round(part) for part in np.linspace(1, max(scenario.rounds, 1), MOMENTS)})
     each = []
@@ -58,17 +60,17 @@ def attack_membership(
         seed = scenario.seed + SEEDS * (number + 1)
         shadow = _Shadow(tasks, pools, moments, scenario.seed, seed)
         job = replace(scenario, seed=seed)
-        observe(job, graph, Watch(job.nodes, shadow.see, shadow.change), initial)
+        observe(job, graph, Watch(job.nodes, shadow.see, shadow.change), initial)  # the others have their own samples
         each.append(shadow)
         progress()
     scores: list[list[np.ndarray]] = [[] for _ in each]  # by shadow and node, [pool]
     known = [shadow.table() for shadow in each]  # by shadow, of nodes: [moments, pool]
-    for node in range(len(tasks)):
+    for node in attacked:
         features = np.array([table[node] for table in known])  # [shadows, moments, pool]
         members = np.array([shadow.members[node] for shadow in each])
         for number, score in enumerate(likelihood_ratios(features, members)):
             scores[number].append(score)
-    return figures(scores, [shadow.members for shadow in each])
+    return {"nodes": len(attacked)} | figures(scores, [shadow.members for shadow in each])
 
 
 def _pool(tasks: Sequence[TorchTask], node: int) -> Samples:
@@ -90,13 +92,17 @@ class _Shadow:
         self, tasks: Sequence[TorchTask], pools: Sequence[Samples], moments: Sequence[int], first: int, seed: int
     ) -> None:
         self._pools, self._moments, self._seed = pools, moments, seed
+        self._tasks = tasks
         self._attacked = Attacked(tasks[0], first)
         self._classes = tasks[0].loss is cross_entropy
         self.members: list[np.ndarray] = []
-        self._certain: list[dict[int, np.ndarray]] = [{} for _ in tasks]
+        self._certain: list[dict[int, np.ndarray]] = [{} for _ in pools]
 
     def change(self, node: int, task: TorchTask) -> TorchTask:
-        """Return the task of a node, with a draw from its pool."""
+        """Return the task of a node in the scenario; of an attacked one with a draw from its pool."""
+        task = self._tasks[node]
+        if node >= len(self._pools):
+            return task
         pool = self._pools[node]
         draws = RandomStreams(self._seed, f"audit {node}").generator(0, "members")
         drawn = np.sort(draws.permutation(len(pool.x))[: task.n_samples])
@@ -108,7 +114,7 @@ class _Shadow:
 
     def see(self, release: Release) -> None:
         """Judge the pool of a node by a released model."""
-        if release.round not in self._moments:
+        if release.round not in self._moments or release.node >= len(self._pools):
             return
         losses = self._attacked.losses(release.model, self._pools[release.node]).astype(np.float64)
         if self._classes:

@@ -59,7 +59,10 @@ def meaning(summary: Mapping[str, Any]) -> list[str]:
             "at least: what guesses about canaries prove of epsilon, with 95 % confidence. The bound is loose; one above the"
             " promised epsilon shows a fault."
         )
-        said.append("mechanism: whether tests of noise, clip and sampling contradict the plan.")
+        said.append(
+            "mechanism: whether tests of noise, sensitivity and sampling contradict the plan; without: tests that could not"
+            " be made."
+        )
     if "AUC" in heads:
         row = next(row["membership"] for row in summary["rows"] if "membership" in row)
         said.append(
@@ -173,7 +176,9 @@ def _mechanism(row: Mapping[str, Any]) -> str:
         return ""
     if "untested" in tests:
         return "not tested"
-    return ", ".join(dict.fromkeys(each["test"] for each in tests["contradictions"])) or "as planned"
+    found = ", ".join(dict.fromkeys(each["test"] for each in tests["contradictions"])) or "as planned"
+    left = [name for name in ("sensitivity", "sampling") if "unread" in tests[name]]
+    return f"{found}, without {' and '.join(left)}" if left else found
 
 
 def _with_interval(found: Mapping[str, Any] | None, key: str) -> str:
