@@ -11,6 +11,7 @@ mean, so an audit attacks each node by the mean that it is assigned, in place of
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -148,6 +149,7 @@ def observe(scenario: Scenario, graph: Any, watch: Watch, initial: Parameters | 
         ConfigurationError: the tasks cannot be audited, or the scenario is wrong.
     """
     watch.sums = scenario.secure_sums
+    gc.collect()  # the nodes of an earlier run are cycles, and collections are rare in this process
     return Simulation(scenario, graph, initial=initial, singly=SINGLY, instruments=watch.instruments).run()
 
 

@@ -57,6 +57,7 @@ def test_secure_sum_gives_back_no_more_than_one_node_with_all_images_would():
     assert secure["auc"] < plain["auc"] - 0.2
 
 
+@pytest.mark.slow
 def test_budget_hides_images_in_secure_sum():
     rows = attacked(8, policy={"name": "coordinated-fedavg"}, secure_sums=True, privacy={"epsilon": 8})[0]["rows"]
     low, high = rows["auc_interval"]

@@ -1,10 +1,14 @@
 """Membership by likelihood ratio: on drawn features, and on the digits."""
 
+import os
+
 import numpy as np
+import pytest
 
 from p2pfl.sim.audit.membership import attack_membership, figures, likelihood_ratios
 from p2pfl.sim.audit.releases import Watch, observe
 from p2pfl.sim.scenario.scenario import resolve
+from tests.support.depth import deep
 
 SHADOWS, NODES, POOL = 8, 6, 60
 
@@ -44,6 +48,26 @@ def test_unknown_models_are_left_out():
     features[:, 1] = np.nan
     features[0, 0] = np.nan
     assert np.isfinite(likelihood_ratios(features, inside)).all()
+
+
+@deep
+@pytest.mark.slow
+def test_budget_weakens_membership_inference_on_images():
+    if "P2PFL_DATA" not in os.environ:
+        pytest.skip("P2PFL_DATA names no folder with data sets")
+    task = {"name": "images", "data": "fashion-mnist", "samples": 300, "test": 400}
+    task["optimizer"] = {"name": "sgd", "lr": 0.1}
+    table = {"nodes": 20, "rounds": 5, "task": task, "policy": {"name": "random", "neighbours": 3}}
+    found = []
+    for more in ({}, {"privacy": {"epsilon": 8}}):
+        job = resolve(table | more, [], "test", ".").runs[0]
+        watch = Watch(job.nodes)
+        observe(job, None, watch)
+        found.append(attack_membership(job, None, watch.tasks, 8, lambda: None))
+    none, budget = found
+    assert none["auc_interval"][0] > 0.58
+    assert budget["auc_interval"][1] < none["auc_interval"][0]
+    assert none["tpr_at_0.001"] > 0.002
 
 
 def test_members_of_small_nodes_are_told_from_others():
