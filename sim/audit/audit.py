@@ -26,6 +26,7 @@ from p2pfl.sim.results.learning_curves import total_sent
 from p2pfl.sim.results.results import result_of, versions
 from p2pfl.sim.results.tables import AUDIT, AUDIT_PAGE, AUDITS
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of, name_errors
+from p2pfl.sim.simulation.simulation import Run
 
 _MAGIC = b"p2pfl-sim audit 1\n"
 _CHOICE = "attacks.json"  # beside the results of an unfinished audit
@@ -94,6 +95,7 @@ def audit_job(job: Scenario, graph: Any, attacks: Attacks, progress: Callable[[i
             "nodes": job.nodes,
             "rounds": job.rounds,
             "topology": summary["topology"],
+            "seen_by": _seen_by(run),
             "metric": summary["metric"],
             "test": {"mean": summary["test"]["mean"]},
             "bytes": total_sent(summary["traffic"]),
@@ -125,6 +127,13 @@ def _mechanisms(watch: Watch, plans: Sequence[Any], seed: int) -> dict[str, Any]
         if found["contradictions"] or len(tested) >= MOST_TESTED:
             break
     return found | {"tested": len(tested)}
+
+
+def _seen_by(run: Run) -> dict[str, int]:
+    """Return the least and the greatest number of nodes that may fetch from a node."""
+    around = run.plan.topology
+    counts = [len(around.requesters(node, around.neighbours[node])) for node in range(len(run.tasks))]
+    return {"least": min(counts), "greatest": max(counts)}
 
 
 MOST_TESTED = 4  # plans of nodes

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from p2pfl._util.console import FAILED
 from p2pfl._util.printable import to_json
 from p2pfl.errors import ConfigurationError, require
 from p2pfl.sim.audit.audit import SHADOWS, Attacks, Audited, Audits, attacks_of, audit_job, runs_of, summarise, write
@@ -64,16 +65,18 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, out: Path, input
         summary = summarise(file, results, attacks, [*file.notes, *inputs.notes, *recomputed])
         page = write(out, summary, results)
         audits.remove()
+    faults = contradictions(summary)
+    code = FAILED if faults else 0
     if options.json:
         print(to_json(summary, indent=1))
-        return 0
+        return code
     _print(file, columns(summary), meaning(summary))
-    for fault in contradictions(summary):
+    for fault in faults:
         print(f"contradicted: {fault}")
     for note in summary["notes"]:
         print(f"note: {note}")
     print(words_of_end(out, page))
-    return 0
+    return code
 
 
 def _line(audited: Audited) -> str:

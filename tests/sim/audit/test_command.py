@@ -8,6 +8,7 @@ from p2pfl.errors import RunError
 from p2pfl.sim.audit import audit
 from p2pfl.sim.cli import audit as command
 from p2pfl.sim.cli.main import main
+from tests.support.broken_mechanisms import plant
 
 STUDY = """
 nodes = 3
@@ -51,6 +52,7 @@ def test_audit_writes_a_table_a_page_and_figures(tmp_path, capsys):
     assert budget["canaries"]["at_least"] <= budget["canaries"]["promised"] <= 8
     assert budget["mechanism"]["contradictions"] == []
     assert plain["membership"]["shadows"] == 4
+    assert plain["seen_by"] == {"least": 2, "greatest": 2}
     assert plain["membership"]["members"] == 4 * 3 * 16
     assert plain["inversion"]["rows"]["found"] > 0.1 > budget["inversion"]["rows"]["found"]
     page = (tmp_path / "runs/a/audit.html").read_text()
@@ -58,6 +60,17 @@ def test_audit_writes_a_table_a_page_and_figures(tmp_path, capsys):
     assert "No attack and no test has contradicted a budget." in page
     assert not (tmp_path / "runs/a/audits").exists()
     assert call(capsys, "study.toml", "--out", "runs/a")[0] == 2
+
+
+@pytest.mark.slow
+def test_contradicted_budget_fails_the_command(tmp_path, monkeypatch, capsys):
+    plant("the same batch in each step", monkeypatch)
+    code, out, _ = call(capsys, "study.toml", "--shadows", "0", "--only", "budget", "--out", "runs/c")
+    assert code == 1
+    assert (
+        "contradicted: budget, seed 5: sampling: the number of steps of a training that a sample enters varies more" in out
+    )
+    assert "varies more than with independent draws" in (tmp_path / "runs/c/audit.html").read_text()
 
 
 def test_interrupted_audit_continues_with_its_own_attacks(tmp_path, monkeypatch, capsys):
