@@ -156,6 +156,7 @@ def _create(options: argparse.Namespace) -> int:
     from p2pfl.node.federation.membership_changes import watch_checkpoints
     from p2pfl.node.folder import config
     from p2pfl.policy import check_topology as check_policy
+    from p2pfl.privacy import check_private_policy
 
     if any(change.partition("=")[0].strip() in ("edge", "edges") for change in options.changes):
         raise ConfigurationError("command line: list the pairs of members with --edge A-B or --edges FILE, not with --set")
@@ -185,7 +186,11 @@ def _create(options: argparse.Namespace) -> int:
     config.check_name(options.name)
     ready = loading.LoadedNode(options.folder, own, None, None, changes)
     task = loading.task_of(ready)
-    check_policy(loading.policy_of(ready), bool(topology))
+    policy = loading.policy_of(ready)
+    check_policy(policy, bool(topology))
+    if own.privacy.epsilon:
+        check_private_policy(own.privacy, policy, own.rounds)
+        task.check_private()
     tables = agreement.draft(options.name, own, task, edges, topology, demand=toml_tables.with_changes({}, demands))
     with name_source("command line"):
         agreement.check_tables(own, tables)

@@ -18,7 +18,7 @@ from p2pfl.errors import ConfigurationError, UnknownKeyError, must_be, name_sour
 from p2pfl.node.folder.config import NodeConfig, check_name
 from p2pfl.node.settings import Settings, SharedSettings
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.privacy import Privacy
+from p2pfl.privacy import Privacy, check_private_settings
 from p2pfl.protocols.election import Timing
 from p2pfl.robust.registry import describe_robust
 from p2pfl.task import Task
@@ -192,8 +192,8 @@ def apply_agreement(config: NodeConfig, agreement: Agreement) -> NodeConfig:
 
     Raises:
         ConfigurationError: the node's own configuration names another task or policy, or has not the privacy budget that
-            the federation demands. A task or policy of a federation is never imported unless the node's owner has named
-            it too.
+            the federation demands, or has one that its settings would leak past. A task or policy of a federation is never
+            imported unless the node's owner has named it too.
     """
     for kind in ("task", "policy"):
         own, theirs = getattr(config, kind)["name"], getattr(agreement, kind)["name"]
@@ -204,6 +204,8 @@ def apply_agreement(config: NodeConfig, agreement: Agreement) -> NodeConfig:
             )
     if problem := unmet_demand(config.privacy, agreement):
         raise ConfigurationError(problem, "privacy")
+    if config.privacy.epsilon:
+        check_private_settings(config.privacy, agreement.patience, agreement.robust)
     values = {key: getattr(agreement, key) for key in (*AGREED, "task", "policy")}
     return msgspec.structs.replace(config, **values)
 

@@ -644,5 +644,9 @@ def describe_result(result: Mapping[str, float], best_round: int, stage: str) ->
         stage: its stage; "" if rounds have only one.
     """
     figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.items())
-    best = "was best on validation" if "validation_loss" in result else "is the result, because there is no validation data"
+    best = (
+        "was best on validation"
+        if "validation_loss" in result
+        else "is the result, because no validation data are looked at"
+    )
     return f"finished; the {f'{stage} ' if stage else ''}model of round {best_round} {best}: {figures or 'not evaluated'}"

@@ -448,6 +448,8 @@ def test_federation_demands_a_budget_of_its_members(alice, capsys):
         ("greatest_epsilon=8", "this node has epsilon 1 at delta 0.001; set privacy.epsilon and privacy.delta"),
         ("greatest_epsilon=-1", "greatest_epsilon must be 0 (no demand) or more, and finite, got -1.0"),
         ("greatest_delta=2", "greatest_delta must be above 0 and below 1, got 2.0"),
+        ('robust="clip-loss"', "the robust rule clip-loss takes losses on validation data"),
+        ('policy.name="apfl"', "the policy Apfl is refused under a privacy budget"),
     ):
         code, printed = said(*create, "--set", demand)
         assert (code, message in printed) == (2, True), printed
@@ -481,6 +483,36 @@ def test_members_see_claims_and_go_on_without_one_that_is_killed(tmp_path, monke
         for name, other in (("alice", "carol"), ("carol", "alice")):  # bob may have come back too late to see theirs
             claims = {peer["name"]: peer["claims"] for peer in federation.status(name)["peers"]}
             assert claims == {"bob": {"epsilon": 0.5, "delta": 1e-3}, other: {"epsilon": 1.0, "delta": 1e-3}}
+
+
+@pytest.mark.slow
+def test_restored_folder_does_not_spend_its_budget_again(tmp_path):
+    with processes(tmp_path, ("alice", "bob"), ALONE.replace("deadline = 10.0", "deadline = 5.0")) as federation:
+        bob, old = federation.folders["bob"], tmp_path / "backup"
+
+        def with_bob():
+            return any(peer["state"] == "connected" for peer in federation.status("alice")["peers"])
+
+        federation.start("alice", until_done=False)
+        for _ in range(2):
+            shutil.copytree(bob, old, dirs_exist_ok=True)
+            federation.start("bob", until_done=False)
+            federation.until(with_bob, "bob is connected")
+            federation.until(lambda: federation.status("bob")["state"] == "serving", "bob has finished")
+            federation.signal("bob", signal.SIGTERM)
+            federation.wait("bob")
+            federation.until(lambda: not with_bob(), "bob is gone")
+        assert read_ledger(bob).made == 3 * TRAINING
+        shutil.rmtree(bob)
+        shutil.copytree(old, bob)  # as it was between the two starts
+        federation.start("bob")
+        printed = federation.wait("bob")["bob"]
+        assert federation.running["bob"].returncode == 2
+        assert "ledger is an older copy: peers have messages that this node has sent after it was made" in printed
+        with pytest.raises(ConfigurationError, match="is an older copy"):  # as the next start does
+            read_ledger(bob)
+        federation.signal("alice", signal.SIGTERM)
+        federation.wait("alice")
 
 
 # Kills of real processes

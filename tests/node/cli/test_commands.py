@@ -518,7 +518,9 @@ def test_run_without_validation_data_reports_last_model(capsys):
     init(capsys, "alice", 0, "--task", "deep-sea-treasure")
     _, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
     last = messages(out).splitlines()[-1]
-    assert last.startswith("finished; the model of round 2 is the result, because there is no validation data: test loss ")
+    assert last.startswith(
+        "finished; the model of round 2 is the result, because no validation data are looked at: test loss "
+    )
 
 
 @pytest.mark.slow
