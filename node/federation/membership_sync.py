@@ -62,6 +62,7 @@ class MembershipSync:
         self._tries = DiskErrorReporter(ready.folder / MEMBERSHIP, "the membership log", log)
         self._grown = asyncio.Event()
         self._log = log
+        self._keys = {member.key for member in self._membership.members.values()}
         self._membership.on_change.append(self._process_entries)
 
     async def run(self) -> None:
@@ -121,7 +122,8 @@ class MembershipSync:
                 peering.add(name, member, self._neighbourhood.may_learn_from(name))
         if self._election is not None:
             self._election.change(self._neighbourhood.electorate())
-        peering.gossip_membership()
+        before, self._keys = self._keys, {member.key for member in self._membership.members.values()}
+        peering.gossip.spread(urgent=not before <= self._keys)
 
 
 class Neighbourhood:

@@ -14,6 +14,8 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import count
+from math import ceil, log
 from weakref import WeakSet
 
 import msgspec
@@ -28,9 +30,12 @@ from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl, Link
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import Opened, Payload
+from p2pfl.random_streams import RandomStreams
 
 SETTLED = 5.0  # seconds after which no data is in transit over a replaced link
 CONFIRMED, LONGEST_PAUSE = 5.0, 320.0  # seconds until unconfirmed entries are sent again; doubled each time
+FANOUT = 5  # peers to which a node sends new entries
+COMPARING = 3.0  # seconds between comparisons of the log with that of a random peer, 25 % more or less
 NO_ENTRIES = msgspec.msgpack.encode([])
 REMEMBERED = 10.0  # seconds for which an indirect answer to a probe counts
 DEAF = 5  # unanswered pings after which a link is closed, although other peers receive messages of the peer
@@ -132,18 +137,56 @@ def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
 class MembershipGossip:
     """Entries of the membership log: those that peers lack are sent until confirmed, those that peers send are accepted.
 
+    A node passes new entries on to five random peers that are not known to have them, and they do the same. If each node
+    sent them to all its peers, an entry would cost a complete federation of n members n^2 frames. Five are known to reach
+    99.3 % (1 - e^-5) of the members in a few hops. The end of a membership is sent to ln(n) more, which makes it likely
+    that all are reached at once: exp(-e^-5), see Kermarrec, Massoulie and Ganesh, "Probabilistic reliable dissemination
+    in large-scale systems" (2003).
+
+    Who is missed, or has only peers that withhold entries, finds out by itself: each node tells a random peer its
+    membership version every few seconds, and a peer that knows more sends the rest. One honest peer suffices.
+
     A frame may be lost while its link remains. A peer therefore confirms entries with its own membership version, and
     receives them again until it does.
 
     Args:
         access: holds the log; None if there is none.
+        streams: select the peers.
     """
 
-    def __init__(self, access: AccessControl | None, table: PeerTable) -> None:
+    def __init__(self, access: AccessControl | None, table: PeerTable, streams: RandomStreams) -> None:
         self._access = access
         self._table = table
+        self._streams = streams
+        self._spreads = count()
         self._news = TokenBucket(NEWS_RATE, NEWS_BURST)
         self._confirmed: dict[bytes, int] = {}  # membership versions that peers have announced, by key
+
+    def spread(self, urgent: bool = False) -> None:
+        """Send entries to some of the peers that are not known to have them.
+
+        Args:
+            urgent: whether a membership has ended.
+        """
+        if self._access is None:
+            return
+        newest = self._access.membership_version
+        lacking = [peer for peer in self._table.introduced_peers() if peer.membership_version < newest]
+        most = FANOUT + (ceil(log(len(lacking))) if urgent and lacking else 0)
+        if len(lacking) > most:
+            draws = self._streams.generator(next(self._spreads), "spread of entries")
+            lacking = [lacking[k] for k in draws.choice(len(lacking), most, replace=False)]
+        for peer in lacking:
+            self.send(peer)
+
+    async def run(self) -> None:
+        """Compare the log with those of random peers without end."""
+        for turn in count():
+            draws = self._streams.generator(turn, "comparison of logs")
+            await asyncio.sleep(COMPARING * float(draws.uniform(0.75, 1.25)))
+            if self._access is not None and (peers := self._table.introduced_peers()):
+                peer = peers[int(draws.integers(len(peers)))]
+                self._table.tell(peer, m.Entries(self._access.membership_version), Payload.of(NO_ENTRIES))
 
     def send(self, peer: Peer, pause: float = CONFIRMED) -> None:
         """Send a peer the entries that it is not known to have.
@@ -195,7 +238,9 @@ class MembershipGossip:
         if self._access is None:
             raise ProtocolError("membership", "this node has no membership log")
         self._access.extend(bytes(opened.payload))
-        if opened.payload != NO_ENTRIES and peer.link is not None:
+        if opened.payload == NO_ENTRIES and peer.link is not None:
+            self.send(peer)  # only what was not sent before, so that a peer that repeats its question gets it once
+        elif peer.link is not None:
             self._table.send(peer, m.Entries(self._access.membership_version), Payload.of(NO_ENTRIES))
 
 

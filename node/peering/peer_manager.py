@@ -56,6 +56,7 @@ from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, Opened
+from p2pfl.random_streams import RandomStreams
 
 # Causes of refusal that occur without a fault: packets through a broker cross the end of a link, or arrive after a restart.
 EXPECTED = frozenset({"unknown session"})
@@ -81,7 +82,7 @@ class PeerManager(PeerTable):
         self.broker = ""
         self.listening = asyncio.Event()
         self.on_listening: list[Callable[[], None]] = []
-        self.gossip = MembershipGossip(config.options.access, self)
+        self.gossip = MembershipGossip(config.options.access, self, RandomStreams(config.seed, config.name))
         self.introducer = Introducer(config, self, self.gossip)
         self._options = config.options
         self._prober = Prober(self)
@@ -108,6 +109,8 @@ class PeerManager(PeerTable):
             self._dialler.keep(peer)
         if self._options.period < inf:
             self.begin(self._prober.run(), f"{self.name}: failure detector")
+            if self._options.access is not None:
+                self.begin(self.gossip.run(), f"{self.name}: comparison of membership logs")
 
     async def close(self) -> None:
         """Tell all peers that this node leaves, and close their links."""
@@ -157,11 +160,6 @@ class PeerManager(PeerTable):
         peer.repetition.cancel()
         peer.give_up()
         self.notify()
-
-    def gossip_membership(self) -> None:
-        """Send the peers the entries of the membership log that they lack."""
-        for peer in self.introduced_peers():
-            self.gossip.send(peer)
 
     # Reports about members (see p2pfl.node.peering.peering_config.DiscoveryEvents)
 

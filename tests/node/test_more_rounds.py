@@ -15,6 +15,7 @@ from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.local import Local
 from p2pfl.policies.random import Random
 from p2pfl.policy import Merge
+from p2pfl.random_streams import RandomStreams
 from tests.support.federation import play
 from tests.support.liars import Liar
 from tests.support.members import ALICE, KnownMembers
@@ -240,12 +241,12 @@ def test_revoked_member_is_not_waited_for(tmp_path):
 
 def test_gossip_knows_which_peers_have_more_entries():
     access, peer = KnownMembers(ALICE, membership_version=3), Peer("b", Member(bytes(32)))
-    gossip = MembershipGossip(access, None)
+    gossip = MembershipGossip(access, None, RandomStreams(0, "a"))
     seen = []
     for peer.membership_version in (2, 3, 4):
         seen.append(gossip.lacks_entries(peer))
     assert seen == [False, False, True]
-    assert not MembershipGossip(None, None).lacks_entries(peer)
+    assert not MembershipGossip(None, None, RandomStreams(0, "a")).lacks_entries(peer)
 
 
 @pytest.mark.slow

@@ -154,11 +154,12 @@ class RecordingPeerManager:
     def __init__(self, names):
         self.peers = names
         self.gone = []
+        self.gossip = self
 
     def remove(self, name, reason):
         self.gone.append(name)
 
-    def gossip_membership(self): ...
+    def spread(self, urgent): ...
 
 
 def test_coordinated_node_contacts_all_members_and_follows_log(tmp_path):

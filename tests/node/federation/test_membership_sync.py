@@ -21,6 +21,7 @@ class Peers:
 
     def __init__(self, around):
         self.peers, self.told = dict(around), 0
+        self.gossip = self
 
     def remove(self, name, reason):
         del self.peers[name]
@@ -28,7 +29,7 @@ class Peers:
     def add(self, name, member, source=True):
         self.peers[name] = member
 
-    def gossip_membership(self):
+    def spread(self, urgent):
         self.told += 1
 
 

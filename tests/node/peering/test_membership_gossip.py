@@ -6,11 +6,14 @@ from types import SimpleNamespace
 
 import msgspec
 
-from p2pfl.node.peering.control_messages import NO_ENTRIES, MembershipGossip
+from benchmarks.members import Bed, until
+from p2pfl.node.peering.control_messages import COMPARING, FANOUT, NO_ENTRIES, MembershipGossip
 from p2pfl.node.peering.peering_config import Member
 from p2pfl.node.peering.peers import PeerTable
+from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transport import Timer
 from p2pfl.protocols.wire import messages as m
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.simulation.clock import run
 
 
@@ -41,10 +44,14 @@ def peer_with(version):
     return SimpleNamespace(key=bytes(32), membership_version=version, introduced=True, link=object(), repetition=Timer())
 
 
+def gossip_of(log, messenger):
+    return MembershipGossip(log, messenger, RandomStreams(0, "alice"))
+
+
 def test_entries_are_repeated_until_they_are_confirmed():
     async def main():
         messenger, peer = Messenger(), peer_with(1)
-        gossip = MembershipGossip(Log(), messenger)
+        gossip = gossip_of(Log(), messenger)
         gossip.greet(peer)
         await asyncio.sleep(16.0)  # repeated after 5 and after 10 more seconds
         assert messenger.sent == 3 * [(m.Entries(2), msgspec.msgpack.encode([b"entry"]))]
@@ -58,7 +65,7 @@ def test_entries_are_repeated_until_they_are_confirmed():
 def test_repeated_hellos_get_entries_once_in_five_seconds():
     async def main():
         messenger, peer = Messenger(), peer_with(0)
-        gossip = MembershipGossip(Log(), messenger)
+        gossip = gossip_of(Log(), messenger)
         for _ in range(120):  # ten minutes
             peer.membership_version = 0
             gossip.greet(peer)
@@ -84,7 +91,7 @@ def test_end_of_link_ends_repetition_of_entries():
         table = PeerTable(config, SimpleNamespace(peers_changed=lambda: None))
         peer = table.peers["bob"]
         peer.link = object()
-        MembershipGossip(Log(), Messenger()).greet(peer)
+        gossip_of(Log(), Messenger()).greet(peer)
         assert peer.repetition.pending
         table.disconnect(peer, "lost")
         assert not peer.repetition.pending
@@ -95,10 +102,68 @@ def test_end_of_link_ends_repetition_of_entries():
 def test_received_entries_are_confirmed_once():
     async def main():
         messenger, peer, log = Messenger(), peer_with(2), Log()
-        gossip = MembershipGossip(log, messenger)
+        gossip = gossip_of(log, messenger)
         gossip.receive(peer, m.Entries(2), SimpleNamespace(payload=msgspec.msgpack.encode([b"entry"])))
         gossip.receive(peer, m.Entries(2), SimpleNamespace(payload=NO_ENTRIES))
         assert messenger.sent == [(m.Entries(2), NO_ENTRIES)]
         assert log.got == [msgspec.msgpack.encode([b"entry"]), NO_ENTRIES]
+
+    run(main())
+
+
+def spread_in(count, work, withholding=()):
+    """Run `work(bed)` with `count` connected members, some of which pass no entries on; return the bed."""
+
+    async def main():
+        bed = Bed(count, None)
+        async with bed.tasks:
+            await bed.found(bed.names, [bed.names[k] for k in withholding])
+            assert await until(bed.all_connected) < inf
+            bed.costs.frames.clear()
+            await work(bed)
+            await bed.close()
+        return bed
+
+    return run(main())
+
+
+def test_entry_costs_each_member_few_frames():
+    async def admit(bed):
+        bed.admit("eve", Identity.from_seed(bytes(31) + b"\7").public)
+        assert await until(lambda: bed.all_know(bed.names)) < inf
+
+    frames = {count: spread_in(count, admit).costs.frames["Entries"] for count in (16, 32)}
+    assert frames[32] <= 32 * 2 * (FANOUT + 1)  # and a confirmation of each
+    assert frames[32] / 32 < 1.5 * frames[16] / 16
+
+
+def test_revocation_is_passed_on_at_once():
+    async def revoke(bed):
+        bed.revoke(bed.names[-1])
+        assert await until(lambda: bed.all_know(bed.names[:-1])) < 1.0  # without a comparison
+
+    spread_in(32, revoke)
+
+
+def test_withheld_revocation_reaches_all_through_comparisons():
+    """All but two members pass nothing on. The others ask random peers, and reach one of the two in the end."""
+    honest = 0, 7
+
+    async def revoke(bed):
+        bed.revoke(bed.names[-1])
+        told = await until(lambda: bed.all_know(bed.names[:-1]), 30 * COMPARING)
+        assert told < inf
+        assert told > 1.0  # the first messages did not reach all
+
+    spread_in(16, revoke, [k for k in range(16) if k not in honest])
+
+
+def test_repeated_question_is_answered_once():
+    async def main():
+        messenger, peer = Messenger(), peer_with(0)
+        gossip = gossip_of(Log(), messenger)
+        for _ in range(50):
+            gossip.receive(peer, m.Entries(0), SimpleNamespace(payload=NO_ENTRIES))
+        assert messenger.sent == [(m.Entries(2), msgspec.msgpack.encode([b"entry", b"entry"]))]
 
     run(main())

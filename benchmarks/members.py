@@ -1,0 +1,355 @@
+"""Costs of membership: founding, joins, departures and revocations of many members, on virtual time.
+
+    benchmarks/members.py 100                      # complete graph of 100 members
+    benchmarks/members.py 100 1000 --degree 8      # each with 8 neighbours; fails if a cost grows faster than log N
+
+Each member has its own peers, membership log and gossip as on a machine, with real frames and signatures, over links of
+20 ms in one process. Nothing is learned. For each event the program prints the frames and bytes that all members sent,
+those of them with entries of the log, the processor time, and the virtual time until the event's effect is complete: all
+members are connected to their neighbours, or know the newest entry. The same seed gives the same frames.
+
+In the last event, a share of the members withhold entries: they receive them, confirm them, and pass none on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from itertools import pairwise
+from math import log
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import networkx as nx
+
+from p2pfl._util.event_log import EventLogger
+from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.node.peering.peering_config import DialLimits, Guard, PeeringConfig, PeeringOptions
+from p2pfl.node.peering.peers import Peer, Traffic, Way
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.federation_file import Federation
+from p2pfl.protocols.membership.log import Membership
+from p2pfl.protocols.transport import Link
+from p2pfl.protocols.transports.handshake import ENTRIES_LIMIT
+from p2pfl.protocols.transports.in_process import InProcessNetwork, MemoryTransport
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened
+from p2pfl.random_streams import RandomStreams
+from p2pfl.sim.simulation.clock import run
+
+LATENCY = 0.02  # seconds
+JOINS = 49  # newcomers within a minute, fewer in a small federation
+LEAVING = 0.3  # share of the members that leave and return
+WITHHOLDING = 0.5  # share of the members that pass no entries on
+SLACK = 1.5  # factor by which a cost per member may grow faster than log N
+QUIET = EventLogger(logging.getLogger("members"))
+
+
+class _Latency:
+    def arrival(self, source: str, target: str, size: int, now: float) -> float:
+        return now + LATENCY
+
+
+class _NoLearning:
+    """Receiver of a peer manager's events that learns nothing."""
+
+    def handle(self, peer: Peer, opened: Opened) -> None: ...
+
+    def may_return(self, peer: Peer) -> bool:
+        return True
+
+    def late(self, peer: Peer) -> None: ...
+
+    def drained(self, peer: Peer) -> None: ...
+
+    def peers_changed(self) -> None: ...
+
+
+class Costs:
+    """Counts of what all members send.
+
+    Attributes:
+        frames, bytes: by kind of message.
+    """
+
+    def __init__(self) -> None:
+        self.frames: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+
+
+class _CountedTraffic(Traffic):
+    def __init__(self, costs: Costs) -> None:
+        super().__init__()
+        self._costs = costs
+
+    def count_message(self, way: Way, message: m.Message, size: int) -> None:
+        super().count_message(way, message, size)
+        if way == "sent":
+            self._costs.frames[type(message).__name__] += 1
+            self._costs.bytes[type(message).__name__] += size
+
+
+class _ProvingTransport(MemoryTransport):
+    """Transport whose dialler shows a member that does not know it the entries of its log, as it does within TLS."""
+
+    def __init__(self, bed: Bed, name: str) -> None:
+        super().__init__(bed.network, name)
+        self._bed = bed
+
+    async def dial(self, address: str, key: bytes, joining: bool = False) -> Link:
+        link = await super().dial(address, key, joining)
+        own, other = self._bed.members[self.name].log, self._bed.members[address.removeprefix("memory:")].log
+        if other.refusal(self._bed.identities[self.name].public) == "stranger":
+            other.extend(own.after(other.membership_version, ENTRIES_LIMIT))
+        return link
+
+
+class BenchMember:
+    """One member, without learning.
+
+    Args:
+        log: its copy of the membership log.
+        start: number of its starts.
+        withholds: whether it passes no entries on.
+    """
+
+    def __init__(self, bed: Bed, name: str, log: Membership, start: int = 1, withholds: bool = False) -> None:
+        self.name, self.log, self.start_number = name, log, start
+        own = bed.identities[name]
+        ready: Any = SimpleNamespace(
+            membership=log,
+            agreement=SimpleNamespace(edges=bed.edges, topology=None, seed=bed.seed),
+            config=SimpleNamespace(name=name, addresses=bed.addresses),
+            folder=Path("nowhere"),
+        )
+        neighbourhood = Neighbourhood(ready, ())
+        around = neighbourhood.members()
+        guard = Guard(log, asyncio.get_running_loop().time)
+        config = PeeringConfig(
+            name=name,
+            key=own.public,
+            neighbours=around,
+            transport=_ProvingTransport(bed, name),
+            signer=FrameSigner(own, bed.file.id, bytes(16), start),
+            verifier=FrameVerifier({k: each.key for k, each in around.items()}, own.public, bed.file.id, 1 << 20),
+            agreed={},
+            public_info={"n_samples": 1},
+            seed=bed.seed,
+            options=PeeringOptions(access=guard, guard=guard, period=1.0, dialling=DialLimits(), log=QUIET),
+        )
+        self.peering = PeerManager(config, _NoLearning())
+        self.peering.traffic = _CountedTraffic(bed.costs)
+        if withholds:
+            self.peering.gossip.spread = lambda urgent=False: None  # type: ignore[method-assign]
+            self.peering.gossip.send = lambda peer, pause=0.0: None  # type: ignore[method-assign]
+        self.sync = MembershipSync(ready, own.public, neighbourhood, self.peering, log=QUIET)
+
+    @property
+    def connected(self) -> bool:
+        return all(peer.introduced for peer in self.peering.peers.values())
+
+
+class Bed:
+    """Federation of members on one event loop.
+
+    Args:
+        count: number of names; each is a member once it has joined.
+        degree: number of neighbours of each; None for all.
+    """
+
+    def __init__(self, count: int, degree: int | None, seed: int = 0) -> None:
+        self.seed = seed
+        self.names = [f"n{k:05}" for k in range(count)]
+        streams = RandomStreams(seed, "members")
+        self.identities = {name: Identity.from_seed(streams.digest(k, "key")) for k, name in enumerate(self.names)}
+        self.addresses: dict[str, str] = {name: f"memory:{name}" for name in self.names}
+        self.edges: Any = "all"
+        if degree is not None:
+            graph = nx.random_regular_graph(degree, count, seed=seed)
+            self.edges = tuple((self.names[a], self.names[b]) for a, b in graph.edges)
+        self.admission = Identity.from_seed(streams.digest(0, "admission"))
+        self.file = Federation.sign({"name": "bed", "rounds": 10}, self.admission)
+        self.network = InProcessNetwork(_Latency(), {name: each.public for name, each in self.identities.items()})
+        self.costs = Costs()
+        self.members: dict[str, BenchMember] = {}
+        self.tasks = asyncio.TaskGroup()
+
+    async def found(self, names: Collection[str], withholding: Collection[str] = ()) -> None:
+        """Start members that all know each other."""
+        log = Membership(self.file)
+        for name in names:
+            log.append(self.admission, "add", name, self.identities[name].public)
+        for name in names:
+            await self.start(BenchMember(self, name, log.copy(), withholds=name in withholding))
+
+    async def start(self, member: BenchMember) -> None:
+        self.members[member.name] = member
+        await member.peering.start(self.tasks)
+
+    def admit(self, name: str, key: bytes) -> Membership:
+        """Admit a newcomer at the first member; return its log."""
+        log = self.members[self.names[0]].log
+        log.append(self.admission, "add", name, key)
+        return log
+
+    async def join(self, name: str) -> None:
+        """Admit and start a newcomer."""
+        log = self.admit(name, self.identities[name].public)
+        await self.start(BenchMember(self, name, log.copy()))
+
+    def revoke(self, name: str) -> None:
+        """End a membership at the first member."""
+        self.members[self.names[0]].log.append(self.admission, "remove", name, self.identities[name].public)
+
+    async def return_(self, name: str) -> None:
+        """Start a member that has left."""
+        before = self.members[name]
+        await self.start(BenchMember(self, name, before.log.copy(), before.start_number + 1))
+
+    def all_connected(self) -> bool:
+        return all(member.connected for member in self.members.values())
+
+    def all_know(self, names: Collection[str]) -> bool:
+        """Return whether the logs of members are as long as that of the first one."""
+        newest = self.members[self.names[0]].log.membership_version
+        return all(self.members[name].log.membership_version == newest for name in names)
+
+    async def close(self) -> None:
+        for member in self.members.values():
+            await member.peering.close()
+
+
+async def until(condition: Callable[[], bool], most: float = 120.0) -> float:
+    """Wait until a condition holds; return the seconds, or inf after `most` seconds."""
+    begun = asyncio.get_running_loop().time()
+    while not condition():
+        if asyncio.get_running_loop().time() - begun > most:
+            return float("inf")
+        await asyncio.sleep(LATENCY / 2)
+    return asyncio.get_running_loop().time() - begun
+
+
+async def measure(count: int, degree: int | None, seed: int) -> list[dict[str, Any]]:
+    """Return a row for each event, in a federation of `count` members."""
+    bed = Bed(count, degree, seed)
+    rows: list[dict[str, Any]] = []
+    late = min(JOINS, count // 2 - 1)
+    first, newcomers = bed.names[: count - late], bed.names[count - late :]
+
+    async def event(what: str, work: Callable[[], Awaitable[float]]) -> None:
+        frames, sizes, begun = bed.costs.frames.copy(), bed.costs.bytes.copy(), time.process_time()
+        seconds = await work()
+        taken = time.process_time() - begun
+        new = bed.costs.frames - frames
+        row = {"members": count, "event": what, "virtual_s": round(seconds, 2), "cpu_s": round(taken, 2)}
+        row |= {"frames": new.total(), "entries": new["Entries"], "bytes": (bed.costs.bytes - sizes).total()}
+        rows.append(row)
+        print(
+            f"{count:6} {what:34} {row['frames']:9,} frames {row['entries']:9,} with entries {row['bytes'] / 1e6:9.2f} MB"
+            f" {taken:8.1f} s of a core {seconds:8.2f} virtual s",
+            flush=True,
+        )
+
+    async def founding() -> float:
+        await bed.found(first)
+        return await until(bed.all_connected)
+
+    async def idle() -> float:
+        await asyncio.sleep(10.0)
+        return 10.0
+
+    async def joins() -> float:
+        for name in newcomers:
+            await bed.join(name)
+            await asyncio.sleep(60.0 / len(newcomers))
+        return await until(lambda: bed.all_know(bed.names) and bed.all_connected())
+
+    leaving = bed.names[1 : 1 + int(LEAVING * count)]
+
+    async def leave() -> float:
+        for name in leaving:
+            await bed.members[name].peering.close()
+        await asyncio.sleep(60.0)
+        return 60.0
+
+    async def come_back() -> float:
+        for name in leaving:
+            await bed.return_(name)
+        return await until(bed.all_connected)
+
+    async def revocation() -> float:
+        bed.revoke(bed.names[-1])
+        return await until(lambda: bed.all_know(bed.names[:-1]))
+
+    async with bed.tasks:
+        await event(f"founding of {len(first)}", founding)
+        await event("10 s without events", idle)
+        await event(f"{late} newcomers within a minute", joins)
+        await event(f"{len(leaving)} leave; a minute without them", leave)
+        await event("they return", come_back)
+        await event("one is revoked", revocation)
+        await bed.close()
+    return rows
+
+
+async def withheld(count: int, degree: int | None, seed: int) -> float:
+    """Return the virtual seconds until all members know a revocation that half of them pass on to nobody."""
+    bed = Bed(count, degree, seed)
+    draws = RandomStreams(seed, "members").generator(0, "withholding")
+    hostile = draws.choice(count - 2, int(WITHHOLDING * count), replace=False) + 1  # neither the first nor the last
+    async with bed.tasks:
+        await bed.found(bed.names, [bed.names[k] for k in hostile])
+        await until(bed.all_connected)
+        bed.revoke(bed.names[-1])
+        seconds = await until(lambda: bed.all_know(bed.names[:-1]))
+        await bed.close()
+    return seconds
+
+
+def grown(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each cost per member that grows faster than log N between two sizes."""
+    found = []
+    for before, after in pairwise(sorted({row["members"] for row in rows})):
+        allowed = SLACK * log(after) / log(before)
+        events = {k: [row for row in rows if row["members"] == k] for k in (before, after)}
+        for small, large in zip(events[before], events[after], strict=True):
+            for cost in ("frames", "bytes"):
+                factor = (large[cost] / after) / max(1.0, small[cost] / before)
+                if factor > allowed:
+                    found.append(
+                        f"{large['event']}: {cost} per member grow {factor:.2f} times from {before} to {after} members,"
+                        f" at most {allowed:.2f} are allowed"
+                    )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("members", type=int, nargs="+", help="sizes of the federation")
+    parser.add_argument("--degree", type=int, help="neighbours of each member; all by default")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    given = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    rows = []
+    for count in given.members:
+        rows += run(measure(count, given.degree, given.seed))
+        seconds = run(withheld(count, given.degree, given.seed))
+        print(f"{count:6} a revocation that {WITHHOLDING:.0%} withhold reaches all others after {seconds:.2f} virtual s")
+        rows[-1]["withheld_s"] = round(seconds, 2)
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if given.degree is not None and (faults := grown(rows)):
+        sys.exit("\n".join(faults))
+
+
+if __name__ == "__main__":
+    main()
