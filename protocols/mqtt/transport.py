@@ -33,6 +33,7 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -48,7 +49,7 @@ from p2pfl.protocols.mqtt.connection import BrokerConnection, DeliveryMonitor, K
 from p2pfl.protocols.mqtt.link import HANDSHAKE_PACKET, DamageError, LinkAcceptor, LinkTable, MqttLink, begins_handshake
 from p2pfl.protocols.mqtt.reliable_stream import CONTROL_PACKET, DATA_PACKET
 from p2pfl.protocols.rate_limit import TokenBucket
-from p2pfl.protocols.transport import AccessControl, Handler
+from p2pfl.protocols.transport import AccessControl, Handler, Timer
 from p2pfl.protocols.transports.certificates import Credentials
 from p2pfl.protocols.transports.handshake import Bytes16, Bytes32, UInt32
 from p2pfl.protocols.transports.tls_handshake import TlsHandshake
@@ -59,6 +60,7 @@ GREETING = OVERHEAD + HelloParameters.LIMIT  # maximum bytes of a frame before a
 LARGEST = 300 << 10  # maximum bytes of a packet; larger ones are ignored
 DIALLING = 10.0  # seconds for the broker, and for a member's next message of the handshake
 LARGEST_PRESENCE, MOST_ADDRESSES = 4096, 8  # maximum bytes of a presence, and maximum number of its addresses
+TURN = 0.1  # seconds between verifications of presences that have waited
 _LABEL = b"p2pfl presence 1\0"
 
 
@@ -193,6 +195,7 @@ class MqttTransport:
     async def close(self) -> None:
         self._table.close()
         self._announcer.leave()
+        self._observer.close()
         self._delivery.stop()
         await self._connection.close()
 
@@ -457,6 +460,10 @@ class Announcer:
 class PresenceObserver:
     """Observer that processes the announcements of other members, within limits.
 
+    A broker sends all retained presences at once, and once only. Those beyond the limit of verified signatures wait for
+    their turn, the newest of each member, so that the memory is bounded by the number of members. They are verified at half
+    of the limit, which leaves the other half to handshakes and new presences.
+
     Args:
         own: this node's public key.
         found: called with a member's key and a possible address of it.
@@ -482,6 +489,13 @@ class PresenceObserver:
         self._refused = refused
         self._directory = Directory(access)
         self._hints, self._presences = TokenBucket(0.5, 3), TokenBucket(1, 10)
+        self._waiting: dict[bytes, bytes] = {}
+        self._turn = Timer()
+
+    def close(self) -> None:
+        """Forget the presences that wait."""
+        self._turn.cancel()
+        self._waiting.clear()
 
     def online(self, key: bytes) -> bool:
         """Return whether a member was online at its last announcement."""
@@ -493,13 +507,32 @@ class PresenceObserver:
         Those of other nodes than members are expected, and ignored: the broker retains them when a membership has ended,
         and a new member may announce itself before this node has its entry of the membership log.
         """
-        if self._access.refusal(key) or not self._limits.may_verify(key):
+        if self._access.refusal(key):
             return
+        if self._limits.may_verify(key):
+            self._verify(key, content)
+        elif len(content) <= LARGEST_PRESENCE:
+            self._waiting[key] = content
+            if not self._turn.pending:
+                self._turn.start(TURN, self._verify_waiting)
+
+    def _verify_waiting(self) -> None:
+        """Verify some of the presences that wait, those that have waited longest first."""
+        for key in list(islice(self._waiting, int(packets.VERIFICATIONS / 2 * TURN))):
+            if self._access.refusal(key):  # since then
+                del self._waiting[key]
+            elif self._limits.may_verify(key):
+                self._verify(key, self._waiting.pop(key))
+        if self._waiting:
+            self._turn.start(TURN, self._verify_waiting)
+
+    def _verify(self, key: bytes, content: bytes) -> None:
         try:
             said = self._directory.read(key, content)
         except ProtocolError as error:
             self._refused(error.cause, f"its announcement at the broker: {error}")
             return
+        self._waiting.pop(key, None)  # one that came earlier
         if not self._presences.take(key, asyncio.get_running_loop().time()):
             return
         if not said.online:
