@@ -25,6 +25,7 @@ from p2pfl._util.console import FAILED, INTERRUPTED
 from p2pfl._util.disk import SYSTEM, Disk
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.http_server import PageServer
+from p2pfl._util.machine import raise_open_files
 from p2pfl.errors import CommandLineError, ConfigurationError, first_error
 from p2pfl.node.connectivity import Supervisor, network_of, without_password
 from p2pfl.node.coordination.election_runner import FileVotes
@@ -58,6 +59,7 @@ from p2pfl.node.status.observer import StatusObserver, describe_start, federatio
 from p2pfl.node.status.reader import keep_state, read_earlier, write_state
 from p2pfl.protocols.errors import AddressError, AddressInUseError, FederationError, IdentityError, TransportError
 
+OTHER_FILES = 128  # files and sockets besides the links with neighbours
 FRESH = 10.0  # seconds; long enough not to wear out the memory card of a small machine
 
 
@@ -212,6 +214,8 @@ async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> i
             write_state(ready.folder / folders.STATUS, "failed", str(cause))
             raise
         node, status_observer = parts.node, parts.status_observer
+        if parts.connectivity is not None and ready.config.direct:
+            check_open_files(raise_open_files(), len(parts.exchange.peers), log)
         if (connectivity := parts.connectivity) is not None:
             parts.exchange.peering.on_listening.append(lambda: status_observer.listening(connectivity.describe()))
         status_observer.begin(node, parts.about)
@@ -251,6 +255,23 @@ async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> i
             return INTERRUPTED
         status_observer.ended("finished")
         return 0
+
+
+def check_open_files(limit: int | None, neighbours: int, log: EventLogger) -> None:
+    """Log a warning if the links with all neighbours need more open files than this process may have.
+
+    Args:
+        limit: maximum number of open files; None for no limit.
+    """
+    needed = neighbours + OTHER_FILES
+    if limit is not None and limit < needed:
+        log.warning(
+            f"{limit} open files are permitted, but links with {neighbours} members need up to {needed}; raise the limit"
+            " (ulimit -Hn, or LimitNOFILE of the service), or give the federation a topology with fewer neighbours",
+            kind="open-files",
+            limit=limit,
+            needed=needed,
+        )
 
 
 async def _show(config: NodeConfig, parts: Parts, log: EventLogger) -> PageServer | None:

@@ -155,6 +155,23 @@ def _quotas() -> Iterator[float]:
             yield int(quota) / int(period)
 
 
+def raise_open_files() -> int | None:
+    """Raise the limit on open files of this process as far as the system permits; return it, or None without one.
+
+    The usual limit of 1,024 is one that the process may raise itself, for programs that use select().
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # macOS refuses a limit above kern.maxfilesperproc
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
 def boot_clock() -> float:
     """Return seconds since this machine was started, with the time of sleep where the system counts it (Linux).
 
