@@ -249,7 +249,7 @@ async def measure(count: int, degree: int | None, seed: int) -> list[dict[str, A
         seconds = await work()
         taken = time.process_time() - begun
         new = bed.costs.frames - frames
-        row = {"members": count, "event": what, "virtual_s": round(seconds, 2), "cpu_s": round(taken, 2)}
+        row: dict[str, Any] = {"members": count, "event": what, "virtual_s": round(seconds, 2), "cpu_s": round(taken, 2)}
         row |= {"frames": new.total(), "entries": new["Entries"], "bytes": (bed.costs.bytes - sizes).total()}
         rows.append(row)
         print(
