@@ -157,6 +157,10 @@ class SecureRounds:
     Args:
         size: P, the number of shared parameters.
         deadline: seconds for which participants wait.
+
+    Attributes:
+        assigned, missed: number of rounds in which this node has been assigned the mean of a sum, and has not.
+        problem: reason why it has submitted nothing, or, as the coordinator, has opened nothing; "" since the last mean.
     """
 
     def __init__(
@@ -167,6 +171,8 @@ class SecureRounds:
         self._sums = sums
         self._size = size
         self._deadline = deadline
+        self.assigned = self.missed = 0
+        self.problem = ""
         self._member: SumMember | None = None
         self._opened_before = sums.opened.round  # the node has started since
         self._asked: dict[SumContext, _Asked] = {}  # a node may coordinate a later term before the sum of an earlier ends
@@ -185,6 +191,14 @@ class SecureRounds:
         if name == self._peering.name:
             return self._sums.identity.public
         return self._peering.peers[name].key if name in self._peering.peers else None
+
+    def record(self, assignment: Assignment | None) -> None:
+        """Count a round of this node."""
+        if assignment is None:
+            self.missed += 1
+        else:
+            self.assigned += 1
+            self.problem = ""
 
     # Member
 
@@ -205,7 +219,8 @@ class SecureRounds:
         return True
 
     def _refuse(self, round: int, why: str) -> bool:
-        self._sums.log.warning(f"round {round}: {why}", kind="sum-refused", round=round)
+        self.problem = f"round {round}: {why}"
+        self._sums.log.warning(self.problem, kind="sum-refused", round=round)
         return False
 
     def announce(self, submission: Submission, term: Term) -> Announcement:
@@ -241,8 +256,9 @@ class SecureRounds:
         elif step == "open":
             try:
                 self._sums.opened.save(member.round)
-            except OSError as error:
-                self._refuse(member.round, f"cannot save that the sum is opened: {reason(error)}")
+            except (OSError, ConfigurationError) as error:
+                why = reason(error) if isinstance(error, OSError) else error
+                self._refuse(member.round, f"cannot save that the sum is opened: {why}")
                 return None
         return Payload.of(answer)
 
@@ -343,11 +359,8 @@ class SecureRounds:
         return StepResult({name: Assignment(mean, weights) for name in weights}, {}, {})
 
     def _unopened(self, round: int, why: str) -> StepResult:
-        self._sums.log.warning(
-            f"the secure sum of round {round} is not opened: {why}; nodes keep their models",
-            kind="sum-unopened",
-            round=round,
-        )
+        self.problem = f"round {round}: the secure sum is not opened: {why}"
+        self._sums.log.warning(f"{self.problem}; nodes keep their models", kind="sum-unopened", round=round)
         return StepResult({}, {}, {})
 
 

@@ -101,11 +101,17 @@ class CoordinationClient:
 
     async def submit(self, submission: Submission) -> Assignment | None:
         """Return the coordinator's assignment; None if there is no coordinator, or no assignment by the deadline."""
+        sums = self._sums
+        if sums is None:
+            return await self._submit(submission)
+        assignment = await self._submit(submission) if sums.accepts(submission.round, submission.params) else None
+        sums.record(assignment)
+        return assignment
+
+    async def _submit(self, submission: Submission) -> Assignment | None:
         loop, sums = asyncio.get_running_loop(), self._sums
         expires = loop.time() + self._deadline
         known, self._assigned_in = self._assigned_in, None
-        if sums is not None and not sums.accepts(submission.round, submission.params):
-            return None
         try:
             while (left := expires - loop.time()) > 0:
                 seconds = min(left, self._election.patience)
@@ -507,11 +513,13 @@ class CoordinationRoles(NamedTuple):
         client: submits to the coordinator.
         server: accepts the submissions of others while this node is the coordinator.
         coordinator: collects the submissions of a round and runs its step.
+        sums: its part in secure sums; None without them.
     """
 
     client: CoordinationClient
     server: CoordinationServer
     coordinator: Coordinator
+    sums: SecureRounds | None = None
 
 
 def make_coordination_roles(
@@ -538,4 +546,4 @@ def make_coordination_roles(
     coordinator = Coordinator(backend, deadline)
     client = CoordinationClient(peering, election, coordinator, size=size, deadline=deadline, check=check, sums=secure)
     server = CoordinationServer(peering, election, coordinator, size=size, check=check, sums=secure)
-    return CoordinationRoles(client, server, coordinator)
+    return CoordinationRoles(client, server, coordinator, secure)

@@ -55,6 +55,8 @@ def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
     if exchange.election is not None:
         seen = exchange.election.seen
         state["election"] = {"coordinator": seen.coordinator, "term": str(seen.term), "problem": seen.problem}
+    if exchange.coordination is not None and (sums := exchange.coordination.sums) is not None:
+        state["secure_sums"] = {"assigned": sums.assigned, "missed": sums.missed, "problem": sums.problem}
     return state
 
 

@@ -18,7 +18,7 @@ Row = tuple[str, str]  # a label and its text
 
 def describe(state: Mapping[str, Any]) -> list[str]:
     """Return a node's status as lines: its state, facts with labels, and a table of its peers."""
-    parts = (_age, _problems, _earlier, _end, _federation, _election, _figures, _traffic, _cost, _privacy, _counts)
+    parts = (_age, _problems, _earlier, _end, _federation, _election, _sums, _figures, _traffic, _cost, _privacy, _counts)
     rows = [row for part in parts for row in part(state)]
     width = max((len(label) for label, _ in rows), default=0)
     lines = [f"{state.get('name') or 'this node'}: {headline(state)}"]
@@ -122,6 +122,12 @@ def _election(state: Mapping[str, Any]) -> Iterator[Row]:
         yield "coordinator", f"{election['coordinator']}, in term {election['term']}"
     elif state["state"] != "serving":  # it has stopped learning, and needs no coordinator
         yield "degraded", f"{election['problem']}; until there is one, this node learns alone"
+
+
+def _sums(state: Mapping[str, Any]) -> Iterator[Row]:
+    if sums := state.get("secure_sums"):
+        missed = f", {sums['missed']} rounds without one" if sums["missed"] else ""
+        yield "secure sums", f"{sums['assigned']} assigned{missed}{f'; {problem}' if (problem := sums['problem']) else ''}"
 
 
 def _figures(state: Mapping[str, Any]) -> Iterator[Row]:

@@ -121,6 +121,7 @@ def test_processes_with_secure_sums_match_simulator(tmp_path):
         federation.start()
         federation.wait()
         kept = {name: federation.checkpoint(name).params for name in NAMES}
+        assert federation.status(NAMES[0])["secure_sums"] == {"assigned": 4, "missed": 0, "problem": ""}
     settings = {"robust": "none", "seed": 3, "deadline": 30.0, "nodes": 6, "rounds": 4, "trainer": "one-by-one"}
     settings |= {"task": {"name": "concept-shift", "clusters": 2}, "policy": {"name": "coordinated-fedavg"}}
     secure, plain = (run(resolve(settings | {"secure_sums": on}, [], "same", ".").runs[0]) for on in (True, False))

@@ -15,6 +15,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.secure_rounds import OpenedRounds, SavedOpenedRounds
 from p2pfl.node.exchange.message_exchange import payload_limit
 from p2pfl.node.settings import Settings, check_policy
+from p2pfl.node.status.snapshot import exchange_state
 from p2pfl.policies import POLICIES, make_policy
 from p2pfl.policies.apfl import Apfl
 from p2pfl.policies.coordinated import CoordinatedFedAvg, CoordinatedFedProx
@@ -125,6 +126,13 @@ def test_sum_below_threshold_is_not_opened():
     federation = play(test, NAMES, settings(), policy=CoordinatedFedAvg, period=1.0)
     for name in ("alice", "bob", "carol"):
         assert federation.watch[name].weights[ROUNDS] == {name: 1.0}
+        sums = exchange_state(federation.nodes[name].exchange)["secure_sums"]
+        assert sums["assigned"] >= 1
+        assert sums["assigned"] + sums["missed"] == ROUNDS
+    problems = [
+        exchange_state(federation.nodes[name].exchange)["secure_sums"]["problem"] for name in ("alice", "bob", "carol")
+    ]
+    assert f"round {ROUNDS}: the secure sum is not opened: fewer than 4 members have come to the step 'roster'" in problems
 
 
 def test_lower_threshold_opens_with_fewer():

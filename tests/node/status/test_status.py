@@ -464,6 +464,20 @@ def test_failed_node_connects_to_no_peer(tmp_path):
     assert describe(state) == ["a: failed, round 0 of 6", "  reason  cannot listen"]
 
 
+def test_status_counts_secure_sums(tmp_path):
+    async def test(federation):
+        start_watched(federation, "a", tmp_path / "status.json", [])
+        federation.running["a"].cancel()
+
+    play(test, NAMES, SETTINGS)
+    state = json.loads((tmp_path / "status.json").read_text())
+    sums = {"assigned": 3, "missed": 0, "problem": ""}
+    assert "  secure sums  3 assigned" in describe(state | {"secure_sums": sums})
+    missed = sums | {"missed": 2, "problem": "round 5: the secure sum is not opened"}
+    line = "  secure sums  3 assigned, 2 rounds without one; round 5: the secure sum is not opened"
+    assert line in describe(state | {"secure_sums": missed})
+
+
 # Clocks
 
 
