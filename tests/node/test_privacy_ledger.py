@@ -460,29 +460,42 @@ def test_federation_demands_a_budget_of_its_members(alice, capsys):
     assert (code, "at most epsilon 8 at delta 0.001, and this node has none" in printed) == (2, True), printed
 
 
+KILLED = {  # failpoint of a member, and by then: trainings in its ledger, and rounds whose models peers may have
+    "bob": ("ledger-saved:2", 2, 1),
+    "carol": ("trained:2", 2, 1),
+    "dave": ("published:2", 2, 2),
+}
+
+
 @pytest.mark.slow
-def test_members_see_claims_and_go_on_without_one_that_is_killed(tmp_path, monkeypatch):
-    toml = ALONE.replace("deadline = 10.0", "deadline = 2.0\nmembers = 3")
-    with processes(tmp_path, ("alice", "bob", "carol"), toml) as federation:
-        bob = federation.folders["bob"]
-        text = (bob / "node.toml").read_text().replace("epsilon = 1", "epsilon = 0.5")
-        (bob / "node.toml").write_text(text)
-        federation.start("alice", "carol")
-        monkeypatch.setenv(failpoints.VARIABLE, "trained:2")
-        federation.start("bob")
+def test_six_members_go_on_while_three_are_killed_and_see_claims(tmp_path, monkeypatch):
+    names = ("alice", *KILLED, "eve", "frank")
+    toml = ALONE.replace("deadline = 10.0", "deadline = 5.0\nmembers = 6")
+    with processes(tmp_path, names, toml) as federation:
+        bob = federation.folders["bob"] / "node.toml"
+        bob.write_text(bob.read_text().replace("epsilon = 1", "epsilon = 0.5"))
+        for name in names:
+            point = KILLED.get(name, ("",))[0]
+            monkeypatch.setenv(failpoints.VARIABLE, point)
+            federation.start(name)
         monkeypatch.delenv(failpoints.VARIABLE)
-        federation.wait("bob")
-        assert federation.running["bob"].returncode == -signal.SIGKILL
-        assert read_ledger(bob).made == 2 * TRAINING
-        assert max(model.round for model in federation.checkpoint("bob").outbox) == 1
-        federation.start("bob")
+        for name, (_, counted, released) in KILLED.items():
+            federation.wait(name)
+            assert federation.running[name].returncode == -signal.SIGKILL
+            assert (read_ledger(federation.folders[name]).made, published(federation, name)) == (
+                counted * TRAINING,
+                released,
+            )
+        federation.start(*KILLED)
         federation.wait()
         assert {process.returncode for process in federation.running.values()} == {0}
-        for name in federation.names:
+        for name in names:
             assert (federation.status(name)["round"], read_ledger(federation.folders[name]).made) == (3, 3 * TRAINING)
-        for name, other in (("alice", "carol"), ("carol", "alice")):  # bob may have come back too late to see theirs
+        for name in ("alice", "eve", "frank"):
             claims = {peer["name"]: peer["claims"] for peer in federation.status(name)["peers"]}
-            assert claims == {"bob": {"epsilon": 0.5, "delta": 1e-3}, other: {"epsilon": 1.0, "delta": 1e-3}}
+            assert claims == {
+                other: {"epsilon": 0.5 if other == "bob" else 1.0, "delta": 1e-3} for other in names if other != name
+            }
 
 
 @pytest.mark.slow
@@ -548,7 +561,7 @@ def test_killed_node_has_released_no_more_than_its_ledger_says(tmp_path, monkeyp
         assert state["privacy"]["epsilon"] == round(epsilon_of(*read_ledger(folder).parts[0], 1e-3), 4) <= 1
 
 
-def published(federation):
-    """Return the number of rounds whose trained models are in the checkpoint, which peers may get."""
-    found = federation.checkpoint("alice")
+def published(federation, name="alice"):
+    """Return the last round whose trained model is in a node's checkpoint, where peers may get it."""
+    found = federation.checkpoint(name)
     return max((model.round for model in found.outbox if model.stage == "trained"), default=0) if found else 0
