@@ -32,6 +32,10 @@ figures of a GPU come from:
 With --growth instead: the processor time per node and round of gossip, of each policy and of the bare stacked program,
 with 100 and with 10,000 nodes on 10-regular graphs. The stacked program trains parts that fit into the cache.
 
+With --private instead: the time of a training step under a privacy budget, for the MLP of `digits` in a stack of 100 nodes
+(--nodes changes it) with 16, 30 and 64 samples in a step, and of whole rounds of gossip; each relative to the same without
+a budget.
+
 With --graphs instead: the processor time of decentralised SGD of 10,000 nodes (--nodes changes it) with a static 4-regular
 graph, and that with an `epidemic` and a `base-k` graph of degree 4 for each round. The nodes of a base-k graph have fewer
 neighbours in some rounds, and so average fewer models.
@@ -59,15 +63,18 @@ from msgspec.structs import replace
 from torch import nn
 from torch.nn import functional
 
+from p2pfl.learning.batched_learner import BatchedLearner
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.learning.torch_task import classification
+from p2pfl.queries import NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, resolve
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.sim.simulation.workers import prepare_process
 from p2pfl.task import Part, Task, make_task
+from p2pfl.update_rules import Mechanism
 
 PEERS = 5
 ROOT = Path(__file__).parent.parent
@@ -431,6 +438,57 @@ def graphs(nodes: int, repeat: int) -> dict[str, list[float]]:
     return found
 
 
+EPSILON = 8.0
+BATCHES = (16, 30, 64)  # of 150 samples of a node; the second one in `docs/how-to/choose-an-epsilon.md`
+
+
+def private(nodes: int, repeat: int) -> dict[str, list[float]]:
+    """Return seconds of a node's training step and of a node's round, plain and private, in interleaved repetitions."""
+
+    def scenario(batch: int, **privacy: float) -> Scenario:
+        task = WORKLOADS["digits"]["task"] | {"samples": 150, "shared": True, "batch_size": batch}
+        settings = WORKLOADS["digits"] | {"name": "private", "nodes": nodes, "task": task, "privacy": privacy}
+        return resolve(settings, [], "private", ".").runs[0]
+
+    def trained(learner: BatchedLearner, start: np.ndarray, batch: int, mechanism: Mechanism | None) -> Callable[[], float]:
+        def run() -> float:
+            jobs = [NodeQuery(k, Train(start, 1, mechanism=mechanism)) for k in range(nodes)]
+            begun = time.perf_counter()
+            for _ in range(5):
+                learner.compute(jobs)
+            return (time.perf_counter() - begun) / 5 / nodes / -(-150 // batch)
+
+        return run
+
+    def whole(scenario: Scenario) -> Callable[[], float]:
+        return lambda: Simulation(scenario).run().wall_s / nodes / scenario.rounds
+
+    systems = {}
+    for batch in BATCHES:
+        tasks = tasks_of(scenario(batch))
+        learner = BatchedLearner([task.learner(RandomStreams(0, f"node-{k}"), "cpu") for k, task in enumerate(tasks)])
+        start = tasks[0].initial(0)
+        systems[f"step of {batch}"] = trained(learner, start, batch, None)
+        systems[f"private step of {batch}"] = trained(learner, start, batch, Mechanism(1.0, 1.0))
+    systems["round of 30"] = whole(scenario(30))
+    systems["private round of 30"] = whole(scenario(30, epsilon=EPSILON))
+    found: dict[str, list[float]] = {system: [] for system in systems}
+    for repetition in range(repeat + 1):
+        for system, run in systems.items():
+            taken = run()
+            if repetition:
+                found[system].append(taken)
+    return found
+
+
+def show_private(found: dict[str, list[float]]) -> None:
+    print("microseconds for each node, and times that without a privacy budget")
+    for name, own in found.items():
+        ratios = [a / b for a, b in zip(own, found[name.removeprefix("private ")], strict=True)]
+        of = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if "private" in name else ""
+        print(f"  {name:19s} {statistics.median(own) * 1e6:7.1f}   {of}")
+
+
 def show_graphs(nodes: int, found: dict[str, list[float]]) -> None:
     print(f"milliseconds of processor time of a round of {nodes:,} nodes, and times that with a static graph")
     for name, own in found.items():
@@ -500,6 +558,9 @@ def main() -> None:
     parser.add_argument(
         "--graphs", action="store_true", help="measure only the time of a round with a static and with changing graphs"
     )
+    parser.add_argument(
+        "--private", action="store_true", help="measure only the time of a training step under a privacy budget"
+    )
     options = parser.parse_args()
     if options.scale is not None:
         figures = scale(options.scale, options.rounds, options.topology, options.task)
@@ -516,6 +577,12 @@ def main() -> None:
         show_growth(grown)
         if options.json:
             options.json.write_text(json.dumps({"growth": grown}, indent=1) + "\n")
+        return
+    if options.private:
+        spent = private(options.nodes or WORKLOADS["digits"]["nodes"], 1 if options.quick else options.repeat)
+        show_private(spent)
+        if options.json:
+            options.json.write_text(json.dumps({"private": spent}, indent=1) + "\n")
         return
     if options.graphs:
         nodes = options.nodes or max(SIZES)

@@ -63,6 +63,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from hashlib import blake2b
+from itertools import pairwise
 from math import exp, inf, log, pi, prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -87,6 +88,7 @@ FEW_STEPS = 1000  # up to which coarse cells raise epsilon by less than a thousa
 CLOSE = 2e-3  # share of a planned epsilon that may stay unused
 TRIES = 60
 DRAWN = 2**11  # draws of samples that are made at once
+_ANGLE, _ANGLES = np.uint64(24), np.uint64(2**24 - 1)  # bits of a word, and the numbers that they make
 ORDERS = (*range(2, 64), 80, 128, 256, 512)  # of Renyi divergences
 SECRET = 32  # bytes of the key of a training's draws
 AT_ONCE = 2**16  # values of noise that are made at once from a keystream
@@ -316,20 +318,61 @@ class StepDraws:
             for purpose in ("samples", "noise")
         )
         self._drawn: Iterator[np.ndarray] = iter(())
+        self._left = self.steps  # of which no samples are drawn
 
     def batch(self) -> np.ndarray:
         """Return the samples of the next step, ascending; int64 [b], b >= 0."""
         found = next(self._drawn, None)
         if found is None:  # some steps at once, which takes less time, to the same draws
-            taken = self._samples.random((max(1, DRAWN // self._n), self._n)) < self._rate
-            steps, samples = np.nonzero(taken)
-            self._drawn = iter(np.split(samples, np.searchsorted(steps, np.arange(1, len(taken)))))
+            size = max(1, min(self._left, DRAWN // self._n))
+            self._left -= size
+            steps, samples = np.nonzero(self._samples.random((size, self._n)) < self._rate)
+            ends = np.searchsorted(steps, np.arange(size + 1)).tolist()
+            self._drawn = iter([samples[first:end] for first, end in pairwise(ends)])
             found = next(self._drawn)
         return found
 
-    def noise(self, out: np.ndarray) -> None:
-        """Write the standard normal noise of the next step; `out` is float32 [P], contiguous."""
-        self._noise.standard_normal(dtype=np.float32, out=out)
+    def noise(self, out: np.ndarray, scale: float) -> None:
+        """Write the noise of the next step.
+
+        Args:
+            out: float32 [P].
+            scale: its standard deviation.
+        """
+        if isinstance(self._noise, SecretDraws):
+            self._noise.standard_normal(dtype=np.float32, out=out)
+            out *= np.float32(scale)
+        else:
+            draw_normals(self._noise, out, scale)
+
+
+def draw_normals(generator: np.random.Generator, out: np.ndarray, scale: float) -> None:
+    """Write normal numbers by the transform of Box and Muller (1958).
+
+    It takes half the time of NumPy's method, which would be most of a step. A word of 64 bits gives two numbers: 40 bits
+    decide the radius, which ends at 7.5 standard deviations, and 24 bits the angle. The last bits of NumPy's logarithms and
+    sines differ between kinds of processors.
+
+    Args:
+        out: float32 [P].
+        scale: standard deviation of the numbers.
+    """
+    half = -(-len(out) // 2)
+    words = generator.bit_generator.random_raw(half)
+    radii = (words >> _ANGLE).view(np.int64).astype(np.float32)
+    radii += np.float32(0.5)
+    radii *= np.float32(2**-40)
+    np.log(radii, out=radii)
+    radii *= np.float32(-2 * scale**2)
+    np.sqrt(radii, out=radii)
+    words &= _ANGLES
+    angles = words.view(np.int64).astype(np.float32)
+    angles *= np.float32(2 * pi / 2**24)
+    first, second = out[:half], out[half:]
+    np.cos(angles, out=first)
+    first *= radii
+    np.sin(angles, out=angles)
+    np.multiply(angles[: len(second)], radii[: len(second)], out=second)
 
 
 class SecretDraws:

@@ -57,7 +57,7 @@ from p2pfl.robust.batches import Rows, clip_together, combine_together
 from p2pfl.robust.candidates import Combined
 from p2pfl.update_rules import Mixture, Scalarised
 
-PRIVATE_PART = 2**18  # values of models trained at once with private steps, which need more memory
+PRIVATE_PART = 2**19  # values of models trained at once with private steps, which need more memory
 PART = 2**20  # values of models trained at once: 4 MiB, which fit into the cache
 CHUNK = 2**19  # values of inputs on which candidates are evaluated at once: 2 MiB
 LARGEST_MIX = 2**26  # values of different models that are copied to be averaged together, 256 MiB
@@ -131,6 +131,7 @@ class BatchedLearner:
         self._trained = self._means = RowCache(torch.empty(0, 0, device=self._device))
         self._equal_counts = len(set(self._data["train"].counts.tolist())) == 1
         self._lasting = LastingState(len(learners), self._task.layout.n_trained, self._device)
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}
         self._alone = SequentialLearner(learners)
         self._together: dict[str, Callable[[list[int], list[Any]], Sequence[Any]]] = {
             Train.name: self._train,
@@ -319,12 +320,21 @@ class BatchedLearner:
         size = max(1, PRIVATE_PART // start.shape[1])
         for part in (slice(first, first + size) for first in range(0, len(nodes), size)):
             asked = [
-                Node(query, self._streams[k], *self._data["train"].samples(k), module_seed(self._streams[k], query))
+                Node(query, self._streams[k], *self._samples_of(k), partial(module_seed, self._streams[k], query))
                 for k, query in zip(nodes[part], queries[part], strict=True)
             ]
             new[part], state = self._private.train(asked, start[part], self._lasting.start(planned, purpose, nodes[part]))
             self._lasting.keep(purpose, nodes[part], planned, state)
         self._check_finite(nodes, queries, new)
+
+    def _samples_of(self, node: int) -> tuple[Tensor, Tensor]:
+        """Return the training samples of one node: the same tensors each time, if they are views."""
+        found = self._views.get(node)
+        if found is None:
+            found = self._data["train"].samples(node)
+            if not self._data["train"].copies:
+                self._views[node] = found
+        return found
 
     @cached_property
     def _private(self) -> PrivateTraining:

@@ -274,6 +274,11 @@ class StackedData:
         moved._x, moved._y = self._x.to(device), self._y.to(device)  # noqa: SLF001
         return moved
 
+    @property
+    def copies(self) -> bool:
+        """Whether `samples` copies them."""
+        return self._index is not None
+
     def samples(self, node: int) -> tuple[Tensor, Tensor]:
         """Return the samples of one node: x and y of [n, ...], which are views unless there is an index."""
         part = slice(self.offsets[node], self.offsets[node] + self.counts[node])

@@ -105,8 +105,8 @@ class DenseLearner(Learner):
         for _ in range(draws.steps):
             index = draws.batch()
             total = self.task.network.clipped_sum(params, x[index], y[index], self.task.loss, mechanism.clip)
-            draws.noise(noise)
-            total += noise * np.float32(mechanism.noise * mechanism.clip)
+            draws.noise(noise, mechanism.noise * mechanism.clip)
+            total += noise
             total /= np.float32(draws.expected)
             yield total
 

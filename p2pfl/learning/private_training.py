@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.linalg import vector_norm
 from torch.nn import functional
 
 from p2pfl.errors import ConfigurationError
@@ -90,7 +91,7 @@ class Node(NamedTuple):
     streams: RandomStreams
     x: Tensor
     y: Tensor
-    seed: int
+    seed: Callable[[], int]
 
 
 class PrivateTraining:
@@ -107,6 +108,7 @@ class PrivateTraining:
         layers = dense_chain(task)
         self._layers = None if layers is None or any(layer.dropout for layer in layers) else layers
         self._n = task.layout.n_trained
+        self._samples = _Samples([])
 
     def train(self, nodes: Sequence[Node], start: Tensor, state: State | None) -> tuple[Tensor, State]:
         """Return trained models, [K, P], and the state of the optimiser after the training.
@@ -127,7 +129,7 @@ class PrivateTraining:
             return models, state
         for k, node in enumerate(nodes):  # torch's generator is that of one node at a time
             row = slice(k, k + 1)
-            with seeded(node.seed, self._device, beyond_torch=False):
+            with seeded(node.seed(), self._device, beyond_torch=False):
                 self._run([node], draws[row], models[row], {name: rows[row] for name, rows in state.items()}, optimizer)
         return models, state
 
@@ -143,19 +145,21 @@ class PrivateTraining:
         mechanisms = [mechanism_of(node.query) for node in nodes]
         clips = torch.tensor([each.clip for each in mechanisms], device=device).unsqueeze(1)
         shares = 1 / torch.tensor([each.expected for each in draws], device=device).unsqueeze(1)
-        scales = shares * torch.tensor([each.noise * each.clip for each in mechanisms], device=device).unsqueeze(1)
-        samples = _Samples(nodes)
+        scales = [each.noise * each.clip / drawn.expected for each, drawn in zip(mechanisms, draws, strict=True)]
+        if not self._samples.of(nodes):
+            self._samples = _Samples(nodes)
+        samples = self._samples
         pairs = [node.query.proximal for node in nodes if node.query.proximal is not None]
         anchors = torch.from_numpy(np.array([anchor for _, anchor in pairs])).to(device)[:, : self._n] if pairs else None
         mu = torch.tensor([mu for mu, _ in pairs], device=device).unsqueeze(1)
         still = resting(nodes[0].query.rule, self._shared)
         rest = None if still is None else weights[:, still].clone()
-        noise = np.empty((len(nodes), self._n), np.float32)
         for _ in range(draws[0].steps):
-            total = self._sums(samples, models, [each.batch() for each in draws], clips, shares)
-            for each, row in zip(draws, noise, strict=True):
-                each.noise(row)
-            total.add_(torch.from_numpy(noise).to(device).mul(scales))
+            noise = np.empty((len(draws), self._n), np.float32)
+            for each, row, scale in zip(draws, noise, scales, strict=True):
+                each.noise(row, scale)
+            total = torch.from_numpy(noise).to(device)
+            self._add_sums(total, samples, models, [each.batch() for each in draws], (clips, shares))
             if anchors is not None:
                 away = weights - anchors
                 total.add_(mu * (away if self._shared is None else away * self._shared))
@@ -163,20 +167,20 @@ class PrivateTraining:
             if still is not None and rest is not None:
                 weights[:, still] = rest
 
-    def _sums(
-        self, samples: _Samples, models: Tensor, batches: Sequence[np.ndarray], clips: Tensor, shares: Tensor
-    ) -> Tensor:
-        """Return the sums of the clipped gradients of the samples of a step, times the shares; [K, n].
+    def _add_sums(
+        self, total: Tensor, samples: _Samples, models: Tensor, batches: Sequence[np.ndarray], limits: tuple[Tensor, Tensor]
+    ) -> None:
+        """Add the sums of the clipped gradients of the samples of a step, times the shares, to `total`, [K, n].
 
         Args:
             batches: the places of each node's samples, int64 [b].
-            clips: greatest norms, [K, 1].
-            shares: [K, 1].
+            limits: greatest norms, and shares; [K, 1] each.
         """
+        clips, shares = limits
         if self._layers is None:
             x, y = samples.pick([0], batches[0][None])
-            return self._sum_by_vmap(models[0], x[0], y[0], clips[0])[None] * shares
-        sums = torch.empty(len(models), self._n, device=self._device)
+            total.add_(self._sum_by_vmap(models[0], x[0], y[0], clips[0])[None] * shares)
+            return
         widths = np.array([max(1, -(-len(batch) // WIDTH)) * WIDTH for batch in batches])
         for width in np.unique(widths).tolist():
             rows = np.flatnonzero(widths == width)
@@ -184,28 +188,29 @@ class PrivateTraining:
             for place, k in enumerate(rows.tolist()):
                 index[place, : len(batches[k])], there[place, : len(batches[k])] = batches[k], True
             x, y = samples.pick(rows.tolist(), index)
-            counted, some = torch.from_numpy(there).to(self._device), torch.from_numpy(rows).to(self._device)
-            if len(rows) == len(models):
-                return self._sum_of_chain(models, (x.flatten(2), y, counted), clips, shares)
-            sums[some] = self._sum_of_chain(models[some], (x.flatten(2), y, counted), clips[some], shares[some])
-        return sums
+            which, counted = torch.from_numpy(rows).to(self._device), torch.from_numpy(there).to(self._device)
+            self._add_sums_of_chain((total, models, which), (x.flatten(2), y, counted), clips[which], shares[which])
 
-    def _sum_of_chain(self, flat: Tensor, samples: tuple[Tensor, Tensor, Tensor], clips: Tensor, shares: Tensor) -> Tensor:
-        """Return the sums of clipped gradients of a chain of linear layers, times the shares; [K, n].
+    def _add_sums_of_chain(
+        self, place: tuple[Tensor, Tensor, Tensor], samples: tuple[Tensor, Tensor, Tensor], clips: Tensor, shares: Tensor
+    ) -> None:
+        """Add the sums of clipped gradients of a chain of linear layers, times the shares, for k of the models.
 
         Args:
-            flat: the models, [K, P].
-            samples: inputs and targets, [K, b, ...], and which of them count, bool [K, b].
-            clips, shares: [K, 1].
+            place: the sums and the models, [K, n] and [K, P], and the k rows of both, int64 [k].
+            samples: their inputs and targets, [k, b, ...], and which of them count, bool [k, b].
+            clips, shares: [k, 1].
         """
+        total, flat, rows = place
         layers, (x, y, there) = self._layers, samples
         assert layers is not None
-        weights = [flat[:, slice(*layer.weight)].reshape(len(flat), *layer.shape).contiguous() for layer in layers]
+        picked = [flat[:, slice(*layer.weight)].index_select(0, rows) for layer in layers]  # faster than an index
+        weights = [part.view(-1, *layer.shape) for layer, part in zip(layers, picked, strict=True)]
         inputs = [x]
         for layer, weight in zip(layers, weights, strict=True):
             z = _products(inputs[-1], weight.mT)
             if layer.bias is not None:
-                z.add_(flat[:, slice(*layer.bias)].unsqueeze(1))
+                z.add_(flat[:, slice(*layer.bias)].index_select(0, rows).unsqueeze(1))
             if layer.activation:
                 z = z.relu_() if layer.activation == "relu" else _by_vectors(torch.tanh, z)
             inputs.append(z)
@@ -220,19 +225,19 @@ class PrivateTraining:
             slopes.insert(0, slope)
         squares = torch.zeros(x.shape[:2], device=x.device)
         for layer, each, z in zip(layers, slopes, inputs, strict=False):
-            squares.add_(each.square().sum(2) * (z.square().sum(2) + (layer.bias is not None)))
-        norms = squares.sqrt()
-        kept = (there & norms.isfinite()).unsqueeze(2)
-        factors = (clips / norms.maximum(clips)).mul_(shares).unsqueeze(2)
-        wild = not norms.isfinite().all()
-        sums = torch.empty(len(flat), self._n, device=flat.device)
+            of_slopes, of_inputs = (vector_norm(values, dim=2).square_() for values in (each, z))
+            squares.add_(of_slopes.mul_(of_inputs.add_(layer.bias is not None)))
+        norms = squares.sqrt_()
+        finite = norms.isfinite()
+        factors = torch.where(there & finite, (clips / norms.maximum(clips)).mul_(shares), 0.0).unsqueeze(2)
+        wild = None if finite.all() else finite.unsqueeze(2)
         for layer, each, z in zip(layers, slopes, inputs, strict=False):
-            scaled = torch.where(kept, each * factors, 0.0)
-            z = torch.where(kept, z, 0.0) if wild else z  # 0 times infinity is not 0
-            sums[:, slice(*layer.weight)] = _products(scaled.mT, z).flatten(1)
+            scaled = each.mul_(factors)
+            if wild is not None:  # 0 times infinity is not 0
+                scaled, z = torch.where(wild, scaled, 0.0), torch.where(wild, z, 0.0)
+            total[:, slice(*layer.weight)].index_add_(0, rows, _products(scaled.mT, z).flatten(1))
             if layer.bias is not None:
-                sums[:, slice(*layer.bias)] = scaled.sum(1)
-        return sums
+                total[:, slice(*layer.bias)].index_add_(0, rows, scaled.sum(1))
 
     def _slope(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the gradient of the loss of each sample by its outputs, [K, b, outputs]."""
@@ -282,16 +287,24 @@ class _Samples:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
+        if not nodes:
+            return
         self._starts = np.cumsum([0, *(len(node.x) for node in nodes[:-1])])
         together = len(nodes) > 1 and sum(node.x.numel() for node in nodes) <= LARGEST_COPY
         self._all = (torch.cat([node.x for node in nodes]), torch.cat([node.y for node in nodes])) if together else None
+
+    def of(self, nodes: Sequence[Node]) -> bool:
+        """Return whether these are the samples of the same nodes, with the same tensors."""
+        pairs = zip(nodes, self._nodes, strict=False)
+        return len(nodes) == len(self._nodes) and all(one.x is other.x and one.y is other.y for one, other in pairs)
 
     def pick(self, nodes: Sequence[int], index: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return inputs and targets, [k, b, ...], of the samples of k nodes at int64 [k, b]."""
         if self._all is not None:
             x, y = self._all
-            places = torch.from_numpy(self._starts[nodes][:, None] + index).to(x.device)
-            return x[places], y[places]
+            places = torch.from_numpy((self._starts[nodes][:, None] + index).ravel()).to(x.device)
+            picked = x.index_select(0, places), y.index_select(0, places)
+            return picked[0].view(*index.shape, *x.shape[1:]), picked[1].view(*index.shape, *y.shape[1:])
         picks = torch.from_numpy(index).to(self._nodes[0].x.device)
         pairs = [(self._nodes[k].x[pick], self._nodes[k].y[pick]) for k, pick in zip(nodes, picks, strict=True)]
         return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])

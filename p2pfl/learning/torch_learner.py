@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -102,7 +102,7 @@ class TorchLearner(Learner):
     @answers(Mechanism)
     @torch.no_grad()
     def _train_privately(self, query: Train) -> Parameters:
-        node = Node(query, self.streams, *self.data["train"], module_seed(self.streams, query))
+        node = Node(query, self.streams, *self.data["train"], partial(module_seed, self.streams, query))
         planned, purpose = at_round(self.task.optimizer, query.round), occasion(query)
         start = torch.tensor(query.params, device=self.device).unsqueeze(0)
         models, state = self._private.train([node], start, self._lasting.start(planned, purpose, [0]))

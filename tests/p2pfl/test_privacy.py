@@ -7,6 +7,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
+from scipy.stats import kstest, norm
 
 from p2pfl.algorithms.ggc import DecideGreedily, Sets
 from p2pfl.algorithms.group_statistics import CountGroups
@@ -20,6 +21,7 @@ from p2pfl.privacy import (
     PrivacyTracker,
     StepDraws,
     check_private_policy,
+    draw_normals,
     epsilon_by_renyi,
     epsilon_of,
     noise_for,
@@ -125,6 +127,38 @@ def test_number_of_steps_follows_from_the_query():
     assert steps_of(Train(START, 1, 1, rule=Steps(2)), 60, 16) == 2
     assert steps_of(Train(START, 1, 1, rule=Steps(9)), 60, 16) == 4
     assert steps_of(Train(START, 1, 2), 5, 16) == 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100_001])
+def test_normal_numbers_are_those_of_the_distribution(size):
+    values = np.empty(size, np.float32)
+    draw_normals(np.random.default_rng(1), values, 3.0)
+    assert np.isfinite(values).all()
+    if size < 100:
+        return
+    values /= 3
+    assert kstest(values, "norm").pvalue > 0.01
+    assert (np.abs(values) > 3).mean() == pytest.approx(2 * norm.sf(3), rel=0.2)
+    assert (np.abs(values) > 4).sum() in range(1, 16)  # 6.3 are expected
+    pairs = values[: size // 2], values[-(size // 2) :]  # radius and angle give one number of each half
+    assert abs(np.corrcoef(*pairs)[0, 1]) < 5 / np.sqrt(size / 2)
+    assert abs(np.corrcoef(*np.square(pairs))[0, 1]) < 5 / np.sqrt(size / 2)
+
+
+def test_smallest_and_greatest_words_give_finite_numbers():
+    class Words:
+        def __init__(self, word):
+            self.bit_generator = self
+            self._word = word
+
+        def random_raw(self, size):
+            return np.full(size, self._word, np.uint64)
+
+    for word, greatest in ((0, 7.54), (2**64 - 1, 0.01)):
+        values = np.empty(4, np.float32)
+        draw_normals(Words(word), values, 1.0)
+        assert np.isfinite(values).all()
+        assert np.abs(values).max() == pytest.approx(greatest, abs=0.01)
 
 
 # The ledger

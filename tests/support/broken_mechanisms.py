@@ -12,8 +12,8 @@ LAST = 650  # values of the last layer of the digits: 64 x 10, and 10
 
 
 class WithoutNoiseInTheLastLayer(StepDraws):
-    def noise(self, out):
-        super().noise(out)
+    def noise(self, out, scale):
+        super().noise(out, scale)
         out[-LAST:] = 0
 
 
@@ -54,10 +54,9 @@ class ClipAfterAveraging(PrivateTraining):
             noise = np.empty(len(model), np.float32)
             for _ in range(draws.steps):
                 batch = torch.from_numpy(draws.batch())
-                draws.noise(noise)
                 clip = node.query.mechanism.clip
-                scale = node.query.mechanism.noise * clip / draws.expected
-                step = torch.from_numpy(noise) * scale
+                draws.noise(noise, node.query.mechanism.noise * clip / draws.expected)
+                step = torch.from_numpy(noise.copy())
                 keep = node.x[batch].abs().amax(1) < 1e30  # samples that count for nothing
                 if keep.any():
                     mean = grad(self._loss)(model, node.x[batch][keep], node.y[batch][keep])
