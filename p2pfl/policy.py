@@ -171,11 +171,15 @@ class PlannedTraining(NamedTuple):
         passes: passes over the training data in the whole run, the sum over its trainings.
         steps: steps besides these passes.
         validates: whether what the policy releases depends on validation data.
+        mixing: factor of the Metropolis weights, 1 / (1 + max(d_i, d_j)) for neighbours with d_i and d_j neighbours, with
+            which a node averages its model with those of all its neighbours after each single step; 0 if it does not, so
+            that noise of edges would not cancel (p2pfl.correlated_noise).
     """
 
     passes: int
     steps: int = 0
     validates: bool = False
+    mixing: float = 0.0
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -105,6 +105,10 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             them.
         when_spent: what a node does that may not train any more: `merge`, go on without training, or `stop`, end its
             rounds and serve its last model.
+        correlated: whether neighbours add noise that cancels in the average of all models, next to less noise of their
+            own; see p2pfl.correlated_noise.
+        colluding: with `correlated`, the number of members who may put together what they know, and against whom the
+            budget holds nevertheless. With 0 it holds against observers alone who are no members.
     """
 
     epsilon: float = 0.0
@@ -112,6 +116,8 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     clip: float = 1.0
     validation: Literal["private", "public"] = "private"
     when_spent: Literal["merge", "stop"] = "merge"
+    correlated: bool = False
+    colluding: int = 1
 
     def check(self, key: str = "privacy") -> None:
         """Raise ConfigurationError for an invalid value; `key` names the table."""
@@ -121,6 +127,24 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise must_be(f"{key}.delta", "above 0 and below 1", self.delta)
         if not 0 < self.clip < inf:
             raise must_be(f"{key}.clip", "above 0, and finite", self.clip)
+        if self.colluding < 0:
+            raise must_be(f"{key}.colluding", "0 or more", self.colluding)
+        if self.colluding != 1 and not self.correlated:
+            raise ConfigurationError(
+                f"{key}.colluding has an effect with correlated noise only; set {key}.correlated = true, or remove it",
+                f"{key}.colluding",
+                f"{key}.correlated",
+            )
+
+    def check_on_machine(self) -> None:
+        """Raise ConfigurationError for a value that is invalid for a node on a machine."""
+        self.check()
+        if self.correlated:
+            raise ConfigurationError(
+                "correlated noise is for simulations, because nodes on machines share no secrets for it; remove"
+                " privacy.correlated",
+                "privacy.correlated",
+            )
 
 
 class Part(NamedTuple):
@@ -139,6 +163,9 @@ class PrivacyPlan(NamedTuple):
         steps: the planned steps of the whole run, which spend the budget.
         mechanism: the clip, and the noise.
         earlier: steps of other rates and other noise that the node has made before, which count too.
+        hidden: standard deviation of the noise that protects a sample, divided by the clip. It is greater than that of the
+            node's own noise if neighbours add noise together; see p2pfl.correlated_noise. 0 stands for the own noise.
+        outside: the same against observers who are no members.
     """
 
     privacy: Privacy
@@ -146,6 +173,8 @@ class PrivacyPlan(NamedTuple):
     steps: int
     mechanism: Mechanism
     earlier: tuple[Part, ...] = ()
+    hidden: float = 0.0
+    outside: float = 0.0
 
     def epsilon(self, steps: int) -> float:
         """Return what some steps spend, together with the earlier ones."""
@@ -153,7 +182,11 @@ class PrivacyPlan(NamedTuple):
 
     def parts(self, steps: int) -> tuple[Part, ...]:
         """Return the earlier steps, and some steps of this plan."""
-        return *self.earlier, Part(self.rate, self.mechanism.noise, steps)
+        return *self.earlier, Part(self.rate, self.hidden or self.mechanism.noise, steps)
+
+    def epsilon_outside(self, steps: int) -> float:
+        """Return what some steps of this plan tell observers who are no members."""
+        return epsilon_of(self.rate, self.outside or self.mechanism.noise, steps, self.privacy.delta)
 
 
 def plan_privacy(privacy: Privacy, planned: PlannedTraining, n_samples: int, batch_size: int) -> PrivacyPlan:
@@ -305,7 +338,8 @@ def check_rule(rule: Rule | None) -> None:
 class StepDraws:
     """Draws of one private training: the samples of each step, and the noise, each from a generator of its own.
 
-    Both come from the key of the mechanism if it has one, on a machine, otherwise from (seed, node, round, purpose).
+    Both come from the key of the mechanism if it has one, on a machine, otherwise from (seed, node, round, purpose). The
+    noise of an edge comes from the names of both ends in place of that of the node, so that both draw the same.
     """
 
     def __init__(self, streams: RandomStreams, query: Train, n_samples: int, batch_size: int) -> None:
@@ -319,6 +353,13 @@ class StepDraws:
         )
         self._drawn: Iterator[np.ndarray] = iter(())
         self._left = self.steps  # of which no samples are drawn
+        self._edges = []
+        if query.mechanism is not None and query.mechanism.edges is not None:
+            own, self._edge_scale = streams.name, query.mechanism.edges.scale
+            for other in query.mechanism.edges.others:
+                low, high = sorted((own, other))
+                edge = RandomStreams(streams.seed, f"noise of\0{low}\0{high}").generator(query.round, query.purpose)
+                self._edges.append((edge, np.add if own == low else np.subtract))
 
     def batch(self) -> np.ndarray:
         """Return the samples of the next step, ascending; int64 [b], b >= 0."""
@@ -337,13 +378,17 @@ class StepDraws:
 
         Args:
             out: float32 [P].
-            scale: its standard deviation.
+            scale: standard deviation of the node's own noise.
         """
         if isinstance(self._noise, SecretDraws):
             self._noise.standard_normal(dtype=np.float32, out=out)
             out *= np.float32(scale)
         else:
             draw_normals(self._noise, out, scale)
+        part = np.empty_like(out) if self._edges else out
+        for edge, add in self._edges:
+            draw_normals(edge, part, scale * self._edge_scale)
+            add(out, part, out=out)
 
 
 def draw_normals(generator: np.random.Generator, out: np.ndarray, scale: float) -> None:

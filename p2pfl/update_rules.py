@@ -38,19 +38,33 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
         return epochs * n_samples
 
 
+class EdgeNoise(msgspec.Struct, frozen=True, gc=False):
+    """Noise that a node and its neighbours add with opposite signs; see p2pfl.correlated_noise.
+
+    Attributes:
+        others: names of the neighbours, sorted.
+        scale: standard deviation of the noise of an edge, divided by that of the node's own noise.
+    """
+
+    others: tuple[str, ...]
+    scale: float
+
+
 class Mechanism(msgspec.Struct, frozen=True, gc=False):
     """Steps along clipped gradients with noise, instead of the gradient of a batch; see p2pfl.privacy.
 
     Attributes:
         clip: greatest norm of the gradient of a sample.
-        noise: standard deviation of the noise in each value of the sum of these gradients, divided by `clip`.
+        noise: standard deviation of the node's own noise in each value of the sum of these gradients, divided by `clip`.
         key: secret from which the samples and the noise of this training are drawn, 32 bytes; b"" in a simulation, which
             draws them from its seed.
+        edges: the noise that it shares with neighbours; None for none.
     """
 
     clip: float
     noise: float
     key: bytes = b""
+    edges: EdgeNoise | None = None
 
     def __repr__(self) -> str:  # without the key
         return f"Mechanism(clip={self.clip!r}, noise={self.noise!r})"

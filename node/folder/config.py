@@ -230,7 +230,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
                 )
         with about("policy"):
             locate("policy", split_name("policy", self.policy)[0], POLICIES, "p2pfl.policies")
-        self.privacy.check()
+        self.privacy.check_on_machine()
         self.end.check()
         with about("track"):
             self.track.check()

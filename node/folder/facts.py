@@ -53,7 +53,7 @@ class Facts(msgspec.Struct, frozen=True):
     federation: str = ""
     entries: int = 0
     admission: bytes = b""
-    limits: dict[str, int | float | str] = {}
+    limits: dict[str, bool | int | float | str] = {}
     private_steps: int = 0
     opened: int = 0
 

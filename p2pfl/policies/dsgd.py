@@ -81,7 +81,8 @@ class Dsgd:
         return self.weights == "graph"
 
     def under_privacy(self, rounds: int) -> PlannedTraining:
-        return passes_and_steps(rounds, self.epochs, self.steps)
+        cancels = self.steps == 1 and self.weights in ("auto", "metropolis")
+        return passes_and_steps(rounds, self.epochs, self.steps)._replace(mixing=self.mixing if cancels else 0.0)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         if not self.start_noise:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from p2pfl.privacy import PrivacyTracker
 from p2pfl.sim.simulation.simulation import Run
 
 TIMES = 10  # rounds, at equal distances, of which the spent epsilon is reported
@@ -17,7 +18,8 @@ def of_run(run: Run) -> dict[str, Any]:
 
     It has the number of nodes with a budget; of these the least and the greatest budget, delta, noise and rate; whether
     their validation data are `private` or `public`; `epsilon`, spent in the whole run: the greatest of a node, and the mean;
-    and the same after some rounds, `by_round`. `refused` are trainings that budgets have refused.
+    and the same after some rounds, `by_round`. `refused` are trainings that budgets have refused. `correlated` is there if
+    neighbours add noise together, and epsilon then is that of `colluding` members; see `_of_edges`.
     """
     if not run.scenario.privacy.wanted:
         return {}
@@ -48,9 +50,28 @@ def of_run(run: Run) -> dict[str, Any]:
         "epsilon": {"greatest": max(spent), "mean": float(np.mean(spent))},
         "by_round": by_round,
     }
+    if any(plan.mechanism.edges is not None for plan in plans.values()):
+        found["correlated"] = _of_edges(trackers.values())
     if refused := sum(tracker.refused for tracker in trackers.values()):
         found["refused"] = refused
     return found
+
+
+def _of_edges(trackers: Collection[PrivacyTracker]) -> dict[str, Any]:
+    """Return figures of noise that neighbours add together; see p2pfl.correlated_noise.
+
+    These are the standard deviation of an edge's noise divided by that of the own noise (`scale`), the number of members who
+    may collude (`colluding`), the least and the greatest noise that protects a node against them (`hidden`, divided by the
+    clip), and the greatest epsilon against observers who are no members (`outside`).
+    """
+    plans = [tracker.plan for tracker in trackers]
+    edges = next(plan.mechanism.edges for plan in plans if plan.mechanism.edges is not None)
+    return {
+        "scale": edges.scale,
+        "colluding": plans[0].privacy.colluding,
+        "hidden": {"least": min(plan.hidden for plan in plans), "greatest": max(plan.hidden for plan in plans)},
+        "outside": max(tracker.plan.epsilon_outside(tracker.steps) for tracker in trackers),
+    }
 
 
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> float | None:

@@ -14,9 +14,10 @@ from p2pfl._util.binding import split_name
 from p2pfl._util.shared_work import sharing
 from p2pfl.cohort import IdsOfEach
 from p2pfl.compression.codecs import Codec, make_codec
+from p2pfl.correlated_noise import MOST_NODES, correlate
 from p2pfl.data.partition.splits import FEW, check_separation, parts_of
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.optimizers import check_schedule
+from p2pfl.learning.optimizers import SGD, check_schedule
 from p2pfl.learning.task_stack import TaskStack, different, each, samples_of, tasks_of
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.node.exchange.model_encoding import ModelEncoder
@@ -219,7 +220,7 @@ def plan(
     values = link_values(scenario.network, graph, Nodes(known_as, around.labels), around.neighbours)
     notes += values.notes
     notes += election_notes(scenario, known_as, encoder, Links(scenario.network, scenario.seed, positions, values))
-    privacy, spoken = plan_of_privacy(scenario, tasks)
+    privacy, spoken = plan_of_privacy(scenario, tasks, around)
     notes = [*around.notes, *scarcity, *notes, *spoken]
     return RunPlan(
         scenario,
@@ -241,7 +242,9 @@ def policy_of(scenario: Scenario, task: Task) -> Policy:
     return make_policy(*split_name("policy", scenario.policy_of(task.public_info.get("group"))))
 
 
-def plan_of_privacy(scenario: Scenario, tasks: Sequence[Task]) -> tuple[list[PrivacyPlan | None], list[str]]:
+def plan_of_privacy(
+    scenario: Scenario, tasks: Sequence[Task], around: TopologyPlan
+) -> tuple[Sequence[PrivacyPlan | None], list[str]]:
     """Return the plan of each node's privacy budget, [] if no node has one, and notes.
 
     Raises:
@@ -255,20 +258,76 @@ def plan_of_privacy(scenario: Scenario, tasks: Sequence[Task]) -> tuple[list[Pri
     if not any(budgets):
         return [], ["no node has a privacy budget: privacy.epsilon is 0 for all"]
     plans: list[PrivacyPlan | None] = []
+    mixing = []
     for task, privacy in zip(tasks, budgets, strict=True):
         # of all nodes: one without a budget could ask another one for what its budget does not cover
         planned = check_private_policy(privacy, policy_of(scenario, task), scenario.rounds)
+        mixing.append(planned.mixing)
         if privacy is not None:
             check_private_settings(privacy, scenario.patience, scenario.robust)
             task.check_private()
         plans.append(None if privacy is None else plan_privacy(privacy, planned, task.n_samples, batch_size_of(task)))
     pairs = zip(plans, tasks, strict=True)
     loose = sum(found is not None and found.privacy.delta >= 1 / task.n_samples for found, task in pairs)
-    if not loose:
-        return plans, []
-    return plans, [
+    notes = [
         f"privacy.delta of {count(loose, 'node')} is 1 / samples or more: the bound may fail for a whole sample; lower it"
     ]
+    notes = notes if loose else []
+    if not scenario.privacy.correlated:
+        return plans, notes
+    own = [found for found in plans if found is not None]
+    _check_correlated(scenario, tasks, around, set(mixing))
+    expected = [min(batch_size_of(task), task.n_samples) for task in tasks]
+    ids = around.neighbours.ids
+    correlated = correlate(
+        own, expected, around.neighbours.names, [ids.of(k).tolist() for k in range(len(tasks))], mixing[0]
+    )
+    if correlated[0].mechanism.edges is None:
+        notes.append(
+            "noise of edges has no use here, so that nodes add noise of their own alone: too many of a node's neighbours may"
+            " collude (privacy.colluding), or averages with neighbours leave too much of it"
+        )
+    return correlated, notes
+
+
+def _check_correlated(scenario: Scenario, tasks: Sequence[Task], around: TopologyPlan, mixing: set[float]) -> None:
+    """Raise ConfigurationError for a run in which noise of edges would not cancel in the mean of all models."""
+    first, budget = tasks[0], scenario.budget
+    for fits, key, reason in (
+        (
+            len(mixing) == 1 and 0 not in mixing,
+            "policy",
+            "a policy that averages with all neighbours after each step: dsgd with steps = 1, and without"
+            ' weights = "uniform" or "graph"',
+        ),
+        (
+            not (scenario.privacy.by_group or scenario.privacy.by_node),
+            "privacy",
+            "one budget for all nodes; remove by_group and by_node",
+        ),
+        (
+            around.rounds is None and not around.properties["directed"],
+            "topology",
+            "a topology without directions that does not change from round to round",
+        ),
+        (len(tasks) <= MOST_NODES, "nodes", f"the eigenvectors of the graph, and has at most {MOST_NODES} nodes"),
+        (scenario.mode == "synchronous", "mode", 'mode = "synchronous"'),
+        (scenario.robust == "none", "robust", 'robust = "none": a robust rule changes the weights of the averages'),
+        (scenario.codec["name"] == "float32", "codec", "models that are sent without loss; remove the codec"),
+        (
+            not (budget.models or budget.held or budget.bytes or budget.trainings or budget.joules),
+            "budget",
+            "nodes that train in every round and average with all neighbours; remove the budget",
+        ),
+        (not first.layout.unshared, "task", "a task without private parameters"),
+        (
+            all(isinstance(own := getattr(task, "optimizer", None), SGD) and own == first.optimizer for task in tasks),
+            "task",
+            "the optimiser sgd, the same on all nodes: steps of others are no multiples of the noise",
+        ),
+    ):
+        if not fits:
+            raise ConfigurationError(f"correlated noise (privacy.correlated) needs {reason}", "privacy.correlated", key)
 
 
 def speeds_of(scenario: Scenario, known_as: Sequence[str], tasks: Sequence[Task]) -> list[Speed]:

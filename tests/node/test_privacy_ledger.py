@@ -207,7 +207,7 @@ def drawn(key, count=1001, epochs=1):
     query = Train(START, 1, epochs, mechanism=Mechanism(1.0, 1.0, key))
     draws, noise = StepDraws(RandomStreams(0, "a"), query, 1000, 100), np.empty((2, count), np.float32)
     for row in noise:
-        draws.noise(row)
+        draws.noise(row, 1.0)
     return draws.batch(), noise
 
 

@@ -13,7 +13,7 @@ from p2pfl.learning.dense import DenseNetwork, DenseTask
 from p2pfl.learning.private_training import check_private
 from p2pfl.queries import NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
-from p2pfl.update_rules import Lookahead, Mechanism, Steps
+from p2pfl.update_rules import EdgeNoise, Lookahead, Mechanism, Steps
 
 MODULES = {
     "linear": lambda: nn.Linear(6, 3),
@@ -161,3 +161,20 @@ def test_threads_do_not_change_the_bits_of_a_single_node():
             assert np.array_equal(found[-1], together[0])
     finally:
         torch.set_num_threads(before)
+
+
+def test_correlated_noise_has_the_same_bits_in_a_stack_and_cancels_in_the_mean():
+    nodes, mechanisms = [f"node-{k}" for k in range(4)], []
+    for k in range(4):
+        edges = EdgeNoise(tuple(name for name in nodes if name != nodes[k]), 5.0)
+        mechanisms.append(Mechanism(1.0, 0.5, edges=edges))
+    alone, stacked = ([learner(k=k) for k in range(4)] for _ in range(2))
+    start = alone[0].task.initial(0)
+    queries = [Train(start, 1, rule=Steps(1), mechanism=mechanism) for mechanism in mechanisms]
+    one_by_one = [found.compute(query) for found, query in zip(alone, queries, strict=True)]
+    together = BatchedLearner(stacked).compute([NodeQuery(k, query) for k, query in enumerate(queries)])
+    plain = [found.compute(Train(start, 1, rule=Steps(1), mechanism=Mechanism(1.0, 0.5))) for found in alone]
+    for one, row in zip(one_by_one, together, strict=True):
+        assert np.array_equal(one, row)
+    assert np.allclose(np.mean(one_by_one, axis=0), np.mean(plain, axis=0), atol=1e-6)
+    assert np.abs(np.array(one_by_one) - plain).mean() > 0.1

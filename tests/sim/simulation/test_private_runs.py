@@ -1,13 +1,17 @@
 """Privacy budgets in simulations: enforced, accounted by round, and without effect where there is none."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from p2pfl import Adam
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.console import print_table
 from p2pfl.sim.results.results import result_of, summarise
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import Simulation
+from p2pfl.task import make_task
 from tests.support.simulated import run
 
 SMALL = {
@@ -79,6 +83,71 @@ def test_without_a_budget_nothing_changes():
     assert results[0]["trace"] == results[1]["trace"]
     assert "privacy" not in results[0]
     assert "epsilon" not in summarise(resolve(SMALL, [], "test", "."), [result_of(run(plain))])["table"][0]
+
+
+CORRELATED = {
+    "policy": {"name": "dsgd", "steps": 1},
+    "topology": "ring",
+    "nodes": 5,
+    "privacy": {"epsilon": 8, "correlated": True},
+}
+
+
+def with_adam(part, seed):
+    return replace(make_task("digits", {"samples": 32, "shared": True}, part, seed), optimizer=Adam())
+
+
+def correlated(**changes):
+    return scenario(**(CORRELATED | changes))
+
+
+def test_correlated_noise_is_accounted_and_reported():
+    results = [result_of(run(correlated(fidelity=fidelity))) for fidelity in ("modelled", "wire")]
+    assert results[0].summary["trace"] == results[1].summary["trace"]
+    found, local = results[0].summary["privacy"], result_of(run(correlated(privacy={"epsilon": 8}))).summary["privacy"]
+    assert 7.9 < found["epsilon"]["greatest"] <= 8
+    assert found["noise"]["greatest"] < local["noise"]["least"] <= found["correlated"]["hidden"]["least"] * (1 + 1e-9)
+    assert found["correlated"]["colluding"] == 1
+    assert found["correlated"]["outside"] < found["epsilon"]["greatest"]
+    assert "correlated" not in local
+
+
+def test_noise_of_a_peer_that_does_not_answer_stays_and_is_not_repaired():
+    plain, lossy = (run(correlated(topology="complete", **changes)) for changes in ({}, {"network": {"loss": 0.3}}))
+    spent = [{node.me.privacy.epsilon for node in each.nodes.values()} for each in (plain, lossy)]
+    assert spent[0] == spent[1]
+    apart = [np.ptp([node.me.params for node in each.nodes.values()], axis=0).max() for each in (plain, lossy)]
+    assert apart[0] < 1e-3 < apart[1]
+
+
+def test_run_where_neighbours_may_collude_says_that_edges_have_no_use():
+    result = run(correlated(privacy=CORRELATED["privacy"] | {"colluding": 2}))
+    assert any("noise of edges has no use here" in note for note in result.notes)
+    local = run(correlated(privacy={"epsilon": 8}))
+    assert result_of(result).summary["trace"] == result_of(local).summary["trace"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policy": {"name": "random"}}, "needs a policy that averages with all neighbours after each step: dsgd"),
+        ({"policy": {"name": "dsgd", "steps": 2}}, "dsgd with steps = 1"),
+        ({"policy": {"name": "dsgd", "steps": 1, "weights": "uniform"}}, 'without weights = "uniform" or "graph"'),
+        ({"topology": "base-k"}, "a topology without directions that does not change"),
+        ({"mode": "asynchronous"}, 'mode = "synchronous"'),
+        ({"robust": "median"}, 'robust = "none"'),
+        ({"codec": "int8"}, "sent without loss"),
+        ({"budget": {"models": 1}}, "remove the budget"),
+        ({"task": SMALL["task"] | {"private": "head"}}, "without private parameters"),
+        ({"task": {"name": f"{__name__}:with_adam"}}, "the optimiser sgd"),
+        ({"privacy": CORRELATED["privacy"] | {"by_node": {"1": {"epsilon": 4}}}}, "one budget for all nodes"),
+        ({"privacy": {"epsilon": 8, "colluding": 2}}, r"set privacy.correlated = true, or remove it"),
+        ({"privacy": CORRELATED["privacy"] | {"colluding": -1}}, "privacy.colluding must be 0 or more"),
+    ],
+)
+def test_runs_in_which_noise_would_not_cancel_are_refused(changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        run(correlated(**changes))
 
 
 @pytest.mark.parametrize(

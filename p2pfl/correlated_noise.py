@@ -1,0 +1,222 @@
+"""Noise that cancels in the average of a graph: how much of it a privacy budget needs.
+
+Theory of operation
+-------------------
+
+Under a privacy budget each node adds noise to its own gradient, and nothing but averages reduces it. Neighbours that share a
+secret can do better (DECOR: Allouah, Koloskova, El Firdoussi, Jaggi and Guerraoui, The Privacy Power of Correlated Noise in
+Decentralized Learning, ICML 2024). In each step both ends of an edge {i, j} draw the same normal vector v from their secret;
+one adds it to its gradient, the other subtracts it. In addition each node adds a little noise of its own. The released
+models hide behind both; in the mean of all models the noise of the edges cancels, and only the little noise stays.
+
+What is protected from whom. An observer may see all models that all nodes release, and know everything of `colluding`
+members: their data, their own noise, and the secrets that they share with neighbours. It does not know the secrets between
+the other members (SecLDP in the paper). All follow the protocol. Privacy by the noise of a node alone (`p2pfl.privacy`)
+needs no such assumption: it also holds where all other members collude.
+
+The theorem. Let H be the members that do not collude. In a step each of them releases its clipped gradient plus its noise:
+whoever knows the models before and after the step knows these sums, and subtracts the noise of edges to colluding members.
+There remains, in each value of the gradient, a normal vector over H with the covariance
+
+    S = own^2 (I + ratio L_H)
+
+where L_H is the Laplacian of the graph among H, `own` the standard deviation of a node's own noise, and `ratio` the variance
+of an edge's noise divided by that of the own noise. A sample of node i moves this vector along e_i by at most the clip D.
+For a normal vector with a fixed covariance only the length in its metric counts: D sqrt(e_i' S^-1 e_i). The step is
+therefore exactly a Gaussian mechanism whose noise has the standard deviation
+
+    own sqrt(gain_i)    with    gain_i = 1 / e_i' (I + ratio L_H)^-1 e_i,
+
+and that is what the accountant composes. `gain_i` counts from 1 (no honest neighbour) to the number of honest members that
+paths join to i, which it reaches with a great ratio. (It is the conductance from i to the ground of a network in which each
+node is joined to the ground by a resistor of 1, and each edge is one of 1 / ratio. By Rayleigh's monotonicity law each edge
+less makes it smaller.)
+
+- Subsampling. Only node i draws whether its sample takes part, apart from all noise. Given all else, one step is a mixture
+  of N(m, S) and N(m + d e_i, S), weighted 1 - q and q. S^-1/2 maps it to that of the usual subsampled Gaussian mechanism
+  with the noise above, so that the same amplification holds. It would not if the noise depended on who is drawn.
+- Adaptivity. A gradient may depend on all that was released before, also on models of the same round: given the
+  observations, the noise follows from them by a triangular map of determinant 1, and the ratio of the densities is the same.
+- A peer that is away. Each node adds the noise of all its edges, whoever takes part. Who does not release shows less: the
+  covariance of those who do is a part of S, and their gain is not smaller. Nobody reveals a secret to repair the sum. The
+  noise of its edges stays in the others' models of this round, which costs accuracy and no privacy.
+- Which members collude is unknown. `Gains` takes the worst set for each node, over all sets of this size. Where these are
+  too many, it takes a bound: by Rayleigh's law it keeps the edges of node i alone, `colluding` of which are known.
+
+How much. Everything is counted in gradients of the mean loss, because that is where the noise of an edge must have the same
+size at both ends. Node i needs z_i clip / b_i there (`p2pfl.privacy.noise_for`; b_i is the expected number of samples of a
+step), so that own = max_i z_i clip / (b_i sqrt(gain_i)). A great ratio makes `own` small, and with it the noise in the mean
+of all models, but what an average with neighbours leaves of the edges' noise disturbs the next step. `choose_ratio`
+minimises the variance of the noise in the nodes' models. With mixing weights W, the noise of a step that has been averaged
+a times has the covariance W^a S W^a; their sum over the last rounds follows from the eigenvectors of W. (CorN-DSGD, arXiv
+2501.14644, chooses a whole covariance from W in this way; here it is a number, so that pairs of secrets suffice.) Later
+steps correct the noise of earlier ones, so that only the last MEMORY rounds count. With all 100 rounds of a run of digits on
+a torus, the ratio was ten times as great, and the models were worse than with own noise alone.
+
+What must never be:
+
+- An edge's noise is used twice: it is bound to the round, and each round has one training.
+- A node leaves out the noise of an edge because the peer seems to be away.
+- Noise whose size or presence depends on the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from math import ceil, comb, floor, log10
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from p2pfl.privacy import PrivacyPlan
+from p2pfl.update_rules import EdgeNoise
+
+Floats = NDArray[np.float64]
+Around = Sequence[Sequence[int]]  # the neighbours of each node
+MOST_NODES = 2_000  # eigenvectors of larger graphs take too long
+MOST_VALUES = 2**22  # of eigenvectors of all sets of members that may collude
+RATIOS = (0.0, *(float(f"{10 ** (k / 10):.4g}") for k in range(-20, 41)))  # to choose from
+MEMORY = 5  # rounds whose noise counts, because later steps have not corrected it
+CLOSE = 1.01  # a smaller ratio is better if its variance is within this factor of the least
+
+
+class Gains:
+    """Factors by which edges with noise raise the variance of the noise that protects each node.
+
+    Args:
+        around: the neighbours of each node; if j is one of i, i is one of j.
+        colluding: number of members that put together what they know.
+    """
+
+    def __init__(self, around: Around, colluding: int) -> None:
+        self._n = n = len(around)
+        self._degrees = np.array([len(near) for near in around])
+        self._colluding = min(colluding, n - 1)
+        self._parts: list[tuple[NDArray[np.int64], Floats, Floats]] = []
+        self.exact = comb(n, self._colluding) * (n - self._colluding) ** 2 <= MOST_VALUES
+        if not self.exact:
+            return
+        joined = adjacency(around)
+        for known in combinations(range(n), self._colluding):
+            honest = np.delete(np.arange(n), known)
+            values, vectors = np.linalg.eigh(laplacian(joined[np.ix_(honest, honest)]))
+            self._parts.append((honest, np.maximum(values, 0.0), vectors**2))
+
+    def at(self, ratio: float) -> Floats:
+        """Return the least gain of each node over all sets of colluding members, or a lower bound of it; float64 [n].
+
+        Args:
+            ratio: variance of an edge's noise, divided by that of a node's own noise.
+        """
+        if not self.exact:
+            bound: Floats = 1 + np.maximum(self._degrees - self._colluding, 0) * ratio / (1 + ratio)
+            return bound
+        found = np.full(self._n, np.inf)
+        for honest, values, squares in self._parts:
+            found[honest] = np.minimum(found[honest], 1 / (squares @ (1 / (1 + ratio * values))))
+        return found
+
+
+def adjacency(around: Around) -> Floats:
+    """Return 1 for each pair of neighbours, else 0; float64 [n, n]."""
+    joined = np.zeros((len(around), len(around)))
+    for k, near in enumerate(around):
+        joined[k, list(near)] = 1
+    return joined
+
+
+def laplacian(joined: Floats) -> Floats:
+    """Return the Laplacian of a graph from its adjacency; float64 [n, n]."""
+    found: Floats = np.diag(joined.sum(1)) - joined
+    return found
+
+
+class Spread(NamedTuple):
+    """Variance of the noise in the nodes' models after an average, by its sources.
+
+    Attributes:
+        own: mean over the nodes, for own noise of variance 1 in each step.
+        edges: the same for the noise of edges of variance 1.
+    """
+
+    own: float
+    edges: float
+
+
+def spread_of(around: Around, mixing: float, rounds: int) -> Spread:
+    """Return how noise adds up over rounds of a step and an average with all neighbours.
+
+    Args:
+        mixing: factor of the Metropolis weights; see `p2pfl.policy.PlannedTraining`.
+        rounds: number of the last rounds whose noise counts, 1 or more.
+    """
+    joined = adjacency(around)
+    degrees = joined.sum(1)
+    weights = mixing * joined / (1 + np.maximum(degrees[:, None], degrees[None]))
+    np.fill_diagonal(weights, 1 - weights.sum(1))
+    values, vectors = np.linalg.eigh(weights)
+    squares = np.minimum(values**2, 1.0)
+    kept = squares < 1 - 1e-12
+    total = np.full(len(values), float(rounds))
+    total[kept] = squares[kept] * (1 - squares[kept] ** rounds) / (1 - squares[kept])
+    beside = np.einsum("ik,ij,jk->k", vectors, laplacian(joined), vectors, optimize=True)
+    return Spread(float(total.mean()), float((total * beside).mean()))
+
+
+def choose_ratio(gains: Gains, needed: Floats, spread: Spread) -> tuple[float, float]:
+    """Return the ratio with the least noise in the nodes' models, and the own noise that it needs.
+
+    Args:
+        needed: standard deviation of the noise that each node needs without its neighbours, [n].
+    """
+    found = []
+    for ratio in RATIOS:
+        own = float((needed / np.sqrt(gains.at(ratio))).max())
+        found.append((own**2 * (spread.own + ratio * spread.edges), ratio, own))
+    least = min(variance for variance, _, _ in found)
+    _, ratio, own = next(each for each in found if each[0] <= CLOSE * least)
+    return ratio, _rounded_up(own)
+
+
+def _rounded_up(value: float) -> float:
+    """Return a number of five digits that is not smaller."""
+    unit = 10.0 ** (floor(log10(value)) - 4)
+    return float(f"{ceil(value / unit) * unit:.6g}")
+
+
+def correlate(
+    plans: Sequence[PrivacyPlan],
+    expected: Sequence[float],
+    names: Sequence[str],
+    around: Around,
+    mixing: float,
+) -> list[PrivacyPlan]:
+    """Return the plans of nodes whose neighbours add noise together with them, in place of plans with own noise only.
+
+    Args:
+        plans: of all nodes, with equal budgets.
+        expected: expected number of samples of each node's steps.
+        names: of the nodes.
+        around: the neighbours of each node.
+        mixing: see `spread_of`.
+    """
+    budget = plans[0].privacy
+    scales = np.array([budget.clip / each for each in expected])
+    needed = scales * [plan.mechanism.noise for plan in plans]
+    gains = Gains(around, budget.colluding)
+    ratio, own = choose_ratio(gains, needed, spread_of(around, mixing, MEMORY))
+    if not ratio:
+        return list(plans)
+    outside = Gains(around, 0).at(ratio)
+    found = []
+    for k, (plan, gain, most) in enumerate(zip(plans, gains.at(ratio), outside, strict=True)):
+        noise = own / float(scales[k])
+        edges = EdgeNoise(tuple(names[j] for j in around[k]), ratio**0.5)
+        mechanism = replace(plan.mechanism, noise=noise, edges=edges)
+        found.append(
+            plan._replace(mechanism=mechanism, hidden=noise * float(gain) ** 0.5, outside=noise * float(most) ** 0.5)
+        )
+    return found
