@@ -3,6 +3,7 @@
 privacy = { epsilon = 8, delta = 1e-5, clip = 1.0 }                   # all nodes
 privacy = { epsilon = 8, by_group = { "1" = { epsilon = 2 } } }       # another budget for a group of nodes
 privacy = { by_node = { "0" = { epsilon = 4 } } }                     # node 0 only
+privacy = { epsilon = 8, correlated = true, colluding = 1 }           # all nodes, with noise of neighbours that cancels
 """
 
 from __future__ import annotations
