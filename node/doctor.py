@@ -35,6 +35,7 @@ from p2pfl.node.federation.membership_file import check_name
 from p2pfl.node.folder import config
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.privacy_ledger import read_ledger
 from p2pfl.node.status import reader
 from p2pfl.node.status.reader import RUNNING
 from p2pfl.node.status.snapshot import is_of_broker
@@ -85,6 +86,7 @@ def run_checks(folder: Path) -> list[Finding]:
     federation = check_federation(folder, state.get("revoked_by", ()))
     findings = check_installation()
     findings += [check_node(state), check_key(folder), check_folder(folder), check_disk(folder), check_clock(), federation]
+    findings += check_ledger(folder)
     try:
         ready = loading.load(folder)
     except ConfigurationError as error:
@@ -240,6 +242,16 @@ def check_folder(folder: Path) -> Finding:
         result, _, remedy = open_to.partition("; ")
         return Finding("folder", None, f"{result}: they can read its files, or stop the node by locking them", remedy)
     return Finding("folder", True, "accessible to its owner only")
+
+
+def check_ledger(folder: Path) -> list[Finding]:
+    """Return a finding about the ledger of a privacy budget; none if there is no ledger."""
+    try:
+        found = read_ledger(folder)
+    except ConfigurationError as error:
+        result, _, remedy = str(error).partition("; ")
+        return [Finding("ledger", False, result, remedy)]
+    return [] if found is None else [Finding("ledger", True, f"{found.made:,} private steps")]
 
 
 def check_disk(folder: Path, needed: int = 0) -> Finding:

@@ -18,6 +18,7 @@ from p2pfl.budget import Effort
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import Checkpoint, same_privacy
 from p2pfl.node.cli.main import main
+from p2pfl.node.doctor import check_ledger
 from p2pfl.node.policy_api import Me
 from p2pfl.node.privacy_ledger import LEDGER, PrivacyLedger, note_older_copy, read_ledger
 from p2pfl.node.status import endpoints, text
@@ -68,6 +69,7 @@ def test_ledger_keeps_its_steps_its_noise_and_its_mode(tmp_path):
     assert (again.steps, again.plan) == (EACH, first.plan)
     assert again.record(EACH)  # as of a training at the same time, which has written both
     assert read_ledger(tmp_path).made == EACH
+    assert [(finding.ok, finding.result) for finding in check_ledger(tmp_path)] == [(True, "4 private steps")]
 
 
 @pytest.mark.parametrize("wrong", ["damaged", "older"])
@@ -82,11 +84,14 @@ def test_ledger_that_cannot_be_right_is_refused(tmp_path, wrong):
             note_older_copy(tmp_path)
     with pytest.raises(ConfigurationError, match=rf"ledger.* {wrong}.*; restore its newest copy"):
         read_ledger(tmp_path)
+    (finding,) = check_ledger(tmp_path)
+    assert (finding.ok, finding.remedy.partition(";")[0]) == (False, "restore its newest copy")
 
 
 def test_folder_without_ledger_has_no_older_copy(tmp_path):
     note_older_copy(tmp_path)
     assert read_ledger(tmp_path) is None
+    assert check_ledger(tmp_path) == []
 
 
 class FullDisk(SystemDisk):

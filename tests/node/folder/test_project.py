@@ -9,6 +9,7 @@ import pytest
 from p2pfl.node.cli.init import read_project
 from p2pfl.node.cli.main import main
 from p2pfl.node.folder import config
+from p2pfl.privacy import Privacy
 from p2pfl.sim.cli.new import make_project
 from tests.support import forked
 
@@ -72,6 +73,13 @@ def test_init_takes_settings_of_scenario(scenario, tmp_path, capsys):
     out = capsys.readouterr().out
     assert f"task mine:make and policy local from {scenario}\n" in out
     assert "for simulations only, not used by the node: nodes, topology\n" in out
+
+
+def test_init_takes_the_privacy_budget_of_all_nodes(scenario, capsys, tmp_path):
+    scenario.write_text(f'privacy = {{ epsilon = 8, by_node = {{ "0" = {{ epsilon = 2 }} }} }}\n{SCENARIO}')
+    assert main(["init", str(tmp_path / "alice"), "--from", str(scenario)]) == 0
+    assert config.load(tmp_path / "alice").privacy == Privacy(epsilon=8)
+    assert "not used by the node: nodes, topology, privacy.by_node\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("options", "file", "unused"), [((), "a.csv", ""), (("--data", "b.csv"), "b.csv", "task.data, ")])
