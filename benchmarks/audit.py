@@ -91,7 +91,10 @@ def bounds() -> list[dict[str, Any]]:
             made = observe(job, None, watch)
             row = attack_by_canaries(job, None, made.plan.privacy, watch.tasks)
             found.append({"setting": name, "epsilon": epsilon} | row)
-            print(f"{name}: epsilon {row['promised']:.2f}, at least {row['at_least']:.2f}", flush=True)
+            print(
+                f"{name}: epsilon {row['promised']:.2f}, at least {row['at_least']:.2f}, by curve {row['by_curve']:.2f}",
+                flush=True,
+            )
     return found
 
 

@@ -596,6 +596,12 @@ def _losses(rate: float, noise: float, width: float) -> PrivacyLossDistribution:
         )
 
 
+def deltas_of(rate: float, noise: float, steps: int, epsilons: Sequence[float]) -> list[float]:
+    """Return the least delta of each epsilon, which together describe how private the steps are; see `epsilon_of`."""
+    losses = _losses(rate, noise, COARSE if steps <= FEW_STEPS else FINE)
+    return [float(delta) for delta in losses.self_compose(steps).get_delta_for_epsilon(epsilons)]
+
+
 def epsilon_by_renyi(rate: float, noise: float, steps: int, delta: float) -> float:
     """Return the epsilon of the same steps by Renyi divergences (Mironov 2017): a looser bound; see `epsilon_of`."""
     with needs_extra("a privacy budget"):

@@ -8,7 +8,8 @@ canaries, the start of each training, and the released models, and guesses of th
 whether they were there. Under (epsilon, delta)-differential privacy, the number of its right guesses is at most that of
 biased coins, whatever it does (Steinke, Nasr, Jagielski 2023): so many right guesses that coins give them with a
 probability below 5 % refute epsilon. The bound is loose: with m canaries it cannot exceed log(m) by much, even if all
-guesses are right.
+guesses are right. Where all nodes have the same plan, a second bound assumes that only the noise is in doubt, and compares
+the guesses with the whole trade-off between errors that a noise gives (Mahloujifar, Melis, Chaudhuri 2025).
 
 The strongest canary is one whose clipped gradient has the whole norm of the clip in a direction of its own (Nasr et al.
 2023). For a chain of linear layers a canary has a single input that is not 0, which no other canary has: it moves a
@@ -33,11 +34,11 @@ from msgspec.structs import replace
 from p2pfl.learning.torch_problem import Samples
 from p2pfl.learning.torch_task import TorchTask
 from p2pfl.parameters import Parameters
-from p2pfl.privacy import PrivacyPlan
+from p2pfl.privacy import LEAST_NOISE, PrivacyPlan, deltas_of, epsilon_of
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.audit.mechanism import filled
 from p2pfl.sim.audit.releases import Attacked, Release, Watch, observe, with_samples
-from p2pfl.sim.audit.statistics import CONFIDENCE, epsilon_of_guesses
+from p2pfl.sim.audit.statistics import CONFIDENCE, Curve, epsilon_of_guesses, refutes_curve
 from p2pfl.sim.scenario.scenario import Scenario
 
 ENOUGH = 1000  # canaries of all nodes and runs
@@ -48,6 +49,8 @@ ALONE = 3  # tensors that are attacked alone
 SHARES = (1.0, 0.5, 0.125, 0.03)  # of the canaries, of which the attacker guesses the most certain ones
 AMPLE = 2.0  # times the clip: norm of a canary's gradient before it is clipped
 RIDGE = 1e-4  # of the least squares for a tensor alone
+EPSILONS = np.concatenate([np.linspace(0, 4, 41), np.linspace(4.25, 16, 48)])  # points of a trade-off
+WIDEST, HALVINGS = 8.0, 8  # times the planned noise, up to which a refuted noise is sought, and steps of the search
 SEEDS = 1_000_003  # distance of the seeds of several runs
 
 
@@ -73,15 +76,18 @@ def attack_by_canaries(
     delta = max(plan.privacy.delta for plan in budgets)
     error = (1 - CONFIDENCE) / (len(scores) * len(SHARES))
     best: dict[str, Any] = {"epsilon": 0.0, "guesses": 0, "right": 0, "tensor": "all"}
+    tried: list[tuple[int, int]] = []
     for name, score in scores.items():
         order = np.argsort(score, kind="stable")
         for share in SHARES:
             half = max(1, int(share * len(order) / 2))
             right = int(there[order[-half:]].sum() + (~there[order[:half]]).sum())
+            tried.append((2 * half, right))
             found = epsilon_of_guesses(len(order), 2 * half, right, delta, error)
             if found > best["epsilon"]:
                 best = {"epsilon": found, "guesses": 2 * half, "right": right, "tensor": name}
     promised = max(plan.epsilon(plan.steps) for plan in budgets)
+    alike = len({(plan.rate, plan.steps, plan.mechanism.noise, plan.privacy.delta) for plan in budgets}) == 1
     return {
         "nodes": len(with_budget),
         "canaries": len(there),
@@ -89,7 +95,31 @@ def attack_by_canaries(
         "promised": promised,
         "delta": delta,
         "at_least": best.pop("epsilon"),
+        **({"by_curve": _by_curve(budgets[0], len(there), tried, error)} if alike else {}),
     } | best
+
+
+def _by_curve(plan: PrivacyPlan, canaries: int, tried: Sequence[tuple[int, int]], error: float) -> float:
+    """Return the epsilon of the least noise that guesses refute; 0 if they refute none.
+
+    A pair of epsilon and delta is one point of the trade-off that a noise gives. The whole curve is refuted sooner, if all
+    that is in doubt is the noise: the rate and the number of steps are those of the plan.
+
+    Args:
+        tried: pairs of the number of guesses and of the right ones.
+    """
+
+    def refuted(noise: float) -> bool:
+        curve = Curve(EPSILONS, np.array(deltas_of(plan.rate, noise, plan.steps, EPSILONS.tolist())))
+        return any(refutes_curve(curve, canaries, guesses, right, error) for guesses, right in tried)
+
+    low, high = max(LEAST_NOISE, plan.mechanism.noise / WIDEST), WIDEST * plan.mechanism.noise
+    if not refuted(high):
+        return 0.0
+    for _ in range(HALVINGS):
+        middle = float(np.sqrt(low * high))
+        low, high = (low, middle) if refuted(middle) else (middle, high)
+    return epsilon_of(plan.rate, high, plan.steps, plan.privacy.delta)
 
 
 def _count(task: TorchTask, plan: PrivacyPlan | None) -> int:

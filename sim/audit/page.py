@@ -31,7 +31,8 @@ def columns(summary: Mapping[str, Any]) -> dict[str, list[str]]:
     if any("privacy" in row for row in rows):
         found["epsilon"] = [_spent(row) for row in rows]
     if any("canaries" in row for row in rows):
-        found["at least"] = [number(row["canaries"]["at_least"], 2) if "canaries" in row else "" for row in rows]
+        for head, key in (("at least", "at_least"), ("by curve", "by_curve")):
+            found[head] = [number(row.get("canaries", {}).get(key), 2) for row in rows]
         found["mechanism"] = [_mechanism(row) for row in rows]
     if any("membership" in row for row in rows):
         attacked = [row.get("membership") for row in rows]
@@ -56,8 +57,8 @@ def meaning(summary: Mapping[str, Any]) -> list[str]:
         said.append("epsilon: promised, the greatest that a node has spent.")
     if "at least" in heads:
         said.append(
-            "at least: what guesses about canaries prove of epsilon, with 95 % confidence. The bound is loose; one above the"
-            " promised epsilon shows a fault."
+            "at least: what guesses about canaries prove of epsilon, with 95 % confidence; by curve: the same if only the"
+            " noise is in doubt. The bounds are loose; one above the promised epsilon shows a fault."
         )
         said.append(
             "mechanism: whether tests of noise, sensitivity and sampling contradict the plan; without: tests that could not"
@@ -85,9 +86,10 @@ def contradictions(summary: Mapping[str, Any]) -> list[str]:
         for each in row.get("mechanism", {}).get("contradictions", ()):
             said.append(f"{row['name']}, seed {row['seed']}: {each['test']}: {each['text']}")
         canaries = row.get("canaries")
-        if canaries is not None and canaries["at_least"] > canaries["promised"]:
+        proved = max(canaries["at_least"], canaries.get("by_curve", 0.0)) if canaries is not None else 0.0
+        if canaries is not None and proved > canaries["promised"]:
             said.append(
-                f"{row['name']}, seed {row['seed']}: epsilon is at least {canaries['at_least']:.2f}, more than the promised"
+                f"{row['name']}, seed {row['seed']}: epsilon is at least {proved:.2f}, more than the promised"
                 f" {canaries['promised']:.2f} (tensor: {canaries['tensor']})"
             )
     return said

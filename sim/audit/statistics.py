@@ -46,6 +46,40 @@ def p_of_guesses(canaries: int, guesses: int, right: int, epsilon: float, delta:
     return float(min(1.0, tail + 2 * canaries * delta * (below / np.arange(1, right + 1)).max()))
 
 
+class Curve:
+    """Trade-off of a mechanism: the errors that nobody can stay below who tells two neighbouring data sets apart.
+
+    Args:
+        epsilons, deltas: the mechanism has (epsilon, delta)-differential privacy for each pair; [k].
+    """
+
+    def __init__(self, epsilons: np.ndarray, deltas: np.ndarray) -> None:
+        self._deltas, self._up, self._down = deltas, np.exp(epsilons), np.exp(-epsilons)
+
+    def least(self, share: float) -> float:
+        """Return the least probability, with one data set, of something with the probability `share` with the other."""
+        bounds = (1 - self._deltas - self._up * (1 - share), self._down * (share - self._deltas))
+        return max(0.0, float(bounds[0].max()), float(bounds[1].max()))
+
+
+def refutes_curve(curve: Curve, canaries: int, guesses: int, right: int, error: float) -> bool:
+    """Return whether guesses refute a trade-off with an error of at most `error`.
+
+    The method is that of Mahloujifar, Melis and Chaudhuri (2025): if so many right guesses had a probability
+    above the error, the shares of the outcomes with one right guess less, and so on, would be bounded from below by the
+    trade-off, and together exceed what there is.
+    """
+    whole = guesses / canaries
+    above, wrong = error * right / canaries, error * (guesses - right) / canaries
+    for count in range(right - 1, -1, -1):
+        more = max(wrong, curve.least(above))
+        above += count / (guesses - count) * (more - wrong)
+        wrong = more
+        if above + wrong > whole:
+            return True
+    return above + wrong > whole
+
+
 def epsilon_of_guesses(canaries: int, guesses: int, right: int, delta: float, error: float) -> float:
     """Return the greatest epsilon that guesses refute with an error of at most `error`; 0 if they refute none."""
     low, high = 0.0, 1.0

@@ -45,9 +45,9 @@ def test_guesses_do_not_refute_the_shipped_mechanism(epsilon, more):
     )
     assert found["canaries"] > 1000
     assert found["promised"] == pytest.approx(epsilon, rel=0.02)
-    assert found["at_least"] < found["promised"]
+    assert max(found["at_least"], found["by_curve"]) < found["promised"]
     if epsilon >= 4:
-        assert found["at_least"] > 0.05 * epsilon  # the attack sees what the budget allows
+        assert found["by_curve"] > found["at_least"] > 0.05 * epsilon  # the attack sees what the budget allows
 
 
 @pytest.mark.slow

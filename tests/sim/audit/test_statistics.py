@@ -4,8 +4,9 @@ from math import exp, log
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
-from p2pfl.sim.audit.statistics import auc, epsilon_of_guesses, mean_with_interval, p_of_guesses
+from p2pfl.sim.audit.statistics import Curve, auc, epsilon_of_guesses, mean_with_interval, p_of_guesses, refutes_curve
 
 
 def test_area_is_the_probability_that_a_member_is_above():
@@ -39,3 +40,27 @@ def test_bound_exceeds_the_truth_of_coins_no_more_often_than_its_error(epsilon):
     exceeded = np.mean([bounds[k] > epsilon for k in right.tolist()])
     assert exceeded <= 0.05 + 0.02
     assert max(bounds.values()) > 0.3 * epsilon
+
+
+def normal_curve(distance):
+    """Return the trade-off of normal noise between two values at a distance, in standard deviations."""
+    epsilons = np.linspace(0, 8, 60)
+    one, other = (norm.cdf(-epsilons / distance + sign * distance / 2) for sign in (1, -1))
+    return Curve(epsilons, one - np.exp(epsilons) * other)
+
+
+def test_curve_has_the_least_errors_of_normal_noise():
+    assert normal_curve(1.0).least(0.3) == pytest.approx(norm.cdf(norm.ppf(0.3) - 1), abs=2e-3)
+
+
+def test_guesses_refute_a_stronger_curve_and_seldom_the_true_one():
+    draws, canaries, refuted = np.random.default_rng(2), 300, {1.0: 0, 0.3: 0}
+    for _ in range(20):
+        there = draws.random(canaries) < 0.5
+        order = np.argsort(draws.normal(1.0 * there))
+        half = canaries // 4
+        right = int(there[order[-half:]].sum() + (~there[order[:half]]).sum())
+        for distance in refuted:
+            refuted[distance] += refutes_curve(normal_curve(distance), canaries, 2 * half, right, 0.05)
+    assert refuted[1.0] <= 2
+    assert refuted[0.3] >= 15
