@@ -39,7 +39,7 @@ from p2pfl.node.privacy_ledger import read_ledger
 from p2pfl.node.status import reader
 from p2pfl.node.status.reader import RUNNING
 from p2pfl.node.status.snapshot import is_of_broker
-from p2pfl.node.status.text import STALE, duration, headline
+from p2pfl.node.status.text import STALE, describe_omitted, duration, headline
 from p2pfl.parameters import Layout
 from p2pfl.protocols.addresses import PASSWORD, BrokerAddress, is_loopback, split_address
 from p2pfl.protocols.errors import AddressError, IdentityError
@@ -538,7 +538,10 @@ def check_peers(state: Mapping[str, Any]) -> list[Finding]:
         state: status of a running node.
     """
     broker, rounds = state.get("broker", ""), state.get("rounds", 0)
-    return [_check_peer(peer, broker, rounds) for peer in state.get("peers", [])]
+    found = [_check_peer(peer, broker, rounds) for peer in state.get("peers", [])]
+    if more := describe_omitted(state):
+        found.append(Finding("peers", None, more))
+    return found
 
 
 def _check_peer(peer: Mapping[str, Any], broker: str, rounds: int) -> Finding:

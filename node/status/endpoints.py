@@ -93,7 +93,7 @@ def text(state: Mapping[str, Any]) -> bytes:
 def _metrics(state: Mapping[str, Any]) -> Iterator[Metric]:
     yield from _of_node(state)
     yield from _of_traffic(state)
-    yield from _of_peers(state.get("peers", ()))
+    yield from _of_peers(state.get("peers", ()), state.get("peer_counts", {}).get("states"))
     yield from _of_last_round(state.get("history", ()))
     yield from _of_budget(state)
     yield from _of_cost(state.get("cost", {}))
@@ -153,9 +153,10 @@ def _of_traffic(state: Mapping[str, Any]) -> Iterator[Metric]:
     yield _counter("p2pfl_deadlines_expired", "Number of waits for a peer that ended at the deadline.", (), expired)
 
 
-def _of_peers(peers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+def _of_peers(peers: Iterable[Mapping[str, Any]], counted: Mapping[str, int] | None) -> Iterator[Metric]:
+    """Yield the number of all peers by state, and the figures of those that the status lists."""
     peers = list(peers)
-    found = Counter(peer["state"] for peer in peers)
+    found = Counter(peer["state"] for peer in peers) if counted is None else Counter(counted)
     states = dict.fromkeys((*PEER_STATES, *found))
     counts = [((name,), found[name]) for name in states]
     yield _gauge("p2pfl_peers", "Number of peers, by state.", ("state",), counts)

@@ -351,6 +351,9 @@ class StatusObserver(Observer):
             for peer in self.state["peers"]:
                 if peer["state"] == "connecting":
                     peer["state"] = "not connected"
+            counts = self.state["peer_counts"]["states"]
+            if connecting := counts.pop("connecting", 0):
+                counts["not connected"] = counts.get("not connected", 0) + connecting
 
     def _start_changed(self) -> None:
         """Log the number of members for which the node waits at its start, and the end of the wait."""

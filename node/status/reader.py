@@ -32,11 +32,12 @@ from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transports.tls import accept_from
 
 RUNNING = ("starting", "waiting", "running", "serving")  # states of a node whose process runs
-OF_RUN = ("peers", "traffic", "suspicious", "election", "network", "broker", "rejected", "revoked_by")
+OF_RUN = ("peers", "peer_counts", "traffic", "suspicious", "election", "network", "broker", "rejected", "revoked_by")
 OF_FEDERATION = ("federation", "rounds", *OF_RUN)
 ENDED = ("finished", "stopped", "gone")  # states of a node whose process has ended without an error of its own
 EMPTY: Mapping[str, Any] = {"round": 0, "peers": [], "history": []}  # status of a node before its first round
 KEPT = ("name", "federation", "federation_id", "round", "rounds", "metric", "best", "history")  # from the last run
+COSTS, LONGEST_APART = 20, 5.0  # durations of a write between two writes, and at most that many seconds
 SHOWN = 200  # rounds in the file, which is rewritten often; the node's page shows more
 NAME = "status.sock"
 PATIENCE = 2.0  # seconds for an answer
@@ -214,6 +215,7 @@ class StatusFile:
         self._clock = clock
         self._make = make
         self._written = float("-inf")
+        self._cost = 0.0  # seconds of the last write
         self._timer: TimerHandle | None = None
         self._due = float("inf")  # time at which the timer ends
 
@@ -223,9 +225,12 @@ class StatusFile:
         return self._tries.problem
 
     def write(self, apart: float = 0.0) -> None:
-        """Write the status now, or once `apart` seconds have passed since the last write."""
+        """Write the status now, or once `apart` seconds have passed since the last write.
+
+        A status that takes long to write, because there are many peers, is written less often: for a 20th of the time.
+        """
         now = self._clock()
-        due = max(now, self._written + apart)
+        due = max(now, self._written + max(apart, min(COSTS * self._cost, LONGEST_APART))) if apart else now
         loop = _running_loop() if due > now else None
         if loop is None:
             self._write()
@@ -240,6 +245,7 @@ class StatusFile:
         with self._tries.tolerate():
             shown = {**state, "history": state["history"][-SHOWN:]}
             replace_file(self._path, [encode(shown)], durable=False, mode=PRIVATE)
+        self._cost = self._clock() - self._written
 
     def _cancel(self) -> None:
         if self._timer is not None:

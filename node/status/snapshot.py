@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ from p2pfl.node.policy_api import NodePeers
 from p2pfl.node.settings import UNITS
 from p2pfl.policy import Merge, Stage
 from p2pfl.privacy import claimed
+
+MOST_PEERS = 256  # peers that a status lists; it counts all
+ATTENTION = ("left out", "suspected", "behind", "connecting", "connected", "done")  # states in the order of the choice
 
 
 def node_facts(node: Node) -> dict[str, Any]:
@@ -35,6 +39,11 @@ def node_facts(node: Node) -> dict[str, Any]:
 
 def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
     """Return the state of a node's peers, and counts of the data exchanged with them."""
+    conditions = {
+        name: condition_of(peer, exchange.view.suspected.get(name, ""), exchange.view.left_out.get(name, ""))
+        for name, peer in exchange.peers.items()
+    }
+    shown = shown_peers(conditions)
     state: dict[str, Any] = {
         "peers": [
             peer_state(peer, exchange.view.suspected.get(name, ""), exchange.view.left_out.get(name, ""))
@@ -42,7 +51,13 @@ def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
             | claim_state(peer)
             | exchange.conduct.score_state(name)
             for name, peer in exchange.peers.items()
+            if name in shown
         ],
+        "peer_counts": {
+            "total": len(conditions),
+            "linked": sum(peer.introduced for peer in exchange.peers.values()),
+            "states": dict(Counter(now for now, _ in conditions.values())),
+        },
         "distrust": exchange.conduct.distrust,
         "proofs": len(exchange.conduct.proofs),
         "traffic": exchange.traffic.as_dict(),
@@ -68,8 +83,22 @@ def wait_state(waiting: Waiting | None) -> dict[str, Any] | None:
     return {"present": waiting.present, "needed": waiting.needed, "seconds": seconds}
 
 
-def peer_state(peer: Peer, reason: str, left_out: str = "") -> dict[str, Any]:
-    """Return the state of a peer.
+def shown_peers(conditions: Mapping[str, tuple[str, str]]) -> Collection[str]:
+    """Return the names of the peers that a status lists: all, or MOST_PEERS of them.
+
+    Those that need attention come first, then those that are connected. The status counts all.
+
+    Args:
+        conditions: state of each peer, and its reason.
+    """
+    if len(conditions) <= MOST_PEERS:
+        return conditions
+    ranks = {state: rank for rank, state in enumerate(ATTENTION)}
+    return set(sorted(conditions, key=lambda name: ranks.get(conditions[name][0], len(ranks)))[:MOST_PEERS])
+
+
+def condition_of(peer: Peer, reason: str, left_out: str = "") -> tuple[str, str]:
+    """Return the state of a peer as one word or two, and the reason for it; see `peer_state`.
 
     Args:
         reason: why it is suspected; "" if it is not.
@@ -92,10 +121,21 @@ def peer_state(peer: Peer, reason: str, left_out: str = "") -> dict[str, Any]:
             state = "suspected" if peer.introduced or peer.known else "not connected"
     else:
         state = "connected" if peer.introduced else "connecting"
+    return state, reason or ("" if peer.introduced else peer.dial_problem)
+
+
+def peer_state(peer: Peer, reason: str, left_out: str = "") -> dict[str, Any]:
+    """Return the state of a peer.
+
+    Args:
+        reason: why it is suspected; "" if it is not.
+        left_out: why it is left out for good; "" if it is not.
+    """
+    state, why = condition_of(peer, reason, left_out)
     return {
         "name": peer.name,
         "state": state,
-        "reason": reason or ("" if peer.introduced else peer.dial_problem),
+        "reason": why,
         "round": peer.round,
         "link": link_kind(peer),
         "remote": remote_of(peer),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -108,9 +109,10 @@ def _federation(state: Mapping[str, Any]) -> Iterator[Row]:
     if state["state"] not in RUNNING or state["state"] == "starting":
         return
     peers = state.get("peers", [])
-    connected = 1 + sum(bool(peer["link"]) for peer in peers)
+    counts = state.get("peer_counts") or {"total": len(peers), "linked": sum(bool(peer["link"]) for peer in peers)}
+    connected = 1 + counts["linked"]
     label = "neighbours" if state.get("topology") == "sparse" else "members"
-    expected = max(1 + len(peers), (state.get("waiting") or {}).get("needed", 0))
+    expected = max(1 + counts["total"], (state.get("waiting") or {}).get("needed", 0))
     yield label, f"{connected} of {expected} connected, this node included"
 
 
@@ -224,6 +226,17 @@ def _peers(state: Mapping[str, Any]) -> Iterator[str]:
     if peers and state["state"] in (*RUNNING, "gone"):
         yield ""
         yield from columns([PEER_COLUMNS, *map(_peer, peers)])
+        if more := describe_omitted(state):
+            yield more
+
+
+def describe_omitted(state: Mapping[str, Any]) -> str:
+    """Return how many peers a status does not list, and their states; "" if it lists all."""
+    counts, peers = state.get("peer_counts", {}), state.get("peers", [])
+    omitted = Counter(counts.get("states", {})) - Counter(peer["state"] for peer in peers)
+    if counts.get("total", 0) <= len(peers):
+        return ""
+    return f"{plural(counts['total'] - len(peers), 'more peer')} not shown: {_format_counts(omitted)}"
 
 
 def _peer(peer: Mapping[str, Any]) -> Sequence[str]:

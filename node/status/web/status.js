@@ -115,7 +115,7 @@ function showTiles(rows) {
   const judged = rows.filter((row) => isNumber(row.validation));
   const best = isNumber(state.best?.validation) ? state.best : null; // the history has only the last rounds
   const peers = state.peers ?? [];
-  const there = peers.filter((peer) => peer.state === "connected").length;
+  const states = state.peer_counts?.states ?? countStates(peers), total = state.peer_counts?.total ?? peers.length;
   const left = last?.seconds ? Math.max(0, state.rounds - state.round) * median(rows.slice(-9).map((row) => row.seconds ?? 0)) : 0;
   const done = Math.min(1, (state.round ?? 0) / (state.rounds || 1));
   const budget = state.budget ?? {};
@@ -123,7 +123,7 @@ function showTiles(rows) {
     ["State", NODE_STATES[state.state] ?? state.state, state.waiting ? `waiting for members: ${state.waiting.present} of ${state.waiting.needed}` : state.reason || state.ended_early || ""],
     ["Round", progress(), last?.seconds ? `${seconds(last.seconds)} for the last one${left && state.state === "running" ? `, about ${seconds(left)} left` : ""}` : "", done],
     [`Validation ${state.metric ?? "metric"}`, figure(judged.at(-1)?.validation), best ? `best model ${figure(best.validation)} in round ${best.round}, by validation ${state.best_by ?? "loss"}` : "not evaluated yet"],
-    ["Connected peers", `${there} of ${peers.length}`, tally(peers)],
+    ["Connected peers", `${states.connected ?? 0} of ${total}`, tally(states)],
     ["Models in the last round", last ? `${last.models}` : "–", budget.models ? `budget ${budget.models.limit}` : "no limit", budget.models && last ? last.models / budget.models.limit : undefined],
     ["Received in the last round", last ? bytes(last.bytes_in) : "–", budget.bytes ? `models ${bytes(last?.budget_bytes ?? 0)} of ${bytes(budget.bytes.limit)}` : "no limit", budget.bytes && last ? (last.budget_bytes ?? 0) / budget.bytes.limit : undefined],
   ];
@@ -149,9 +149,15 @@ function progress() {
   return round > state.rounds ? `${round}` : `${round} of ${state.rounds ?? "?"}`;
 }
 
-function tally(peers) {
-  const counts = Object.keys(STATES).map((name) => [name, peers.filter((peer) => peer.state === name).length]);
-  return counts.filter(([name, number]) => number && name !== "connected").map(([name, number]) => `${number} ${name}`).join(", ");
+/** Return the number of peers in each state. A status with many peers lists only some, and counts all. */
+function countStates(peers) {
+  const counts = {};
+  for (const peer of peers) counts[peer.state] = (counts[peer.state] ?? 0) + 1;
+  return counts;
+}
+
+function tally(states) {
+  return Object.keys(STATES).filter((name) => states[name] && name !== "connected").map((name) => `${states[name]} ${name}`).join(", ");
 }
 
 // ---- learning
@@ -168,7 +174,7 @@ function showLearning(rows) {
 // ---- peers
 
 /** Return whether a node whose model counted is no longer a member. */
-const removed = (name) => Boolean(state.federation && state.peers) && name !== state.name && !state.peers.some((peer) => peer.name === name);
+const removed = (name) => Boolean(state.federation && state.peers) && !((state.peer_counts?.total ?? 0) > state.peers.length) && name !== state.name && !state.peers.some((peer) => peer.name === name);
 const called = (name) => (removed(name) ? `${name} (removed)` : name);
 
 /** Return the removed members with the last round in which their models counted, the latest first. */
@@ -201,13 +207,15 @@ function showPeers(rows) {
   const peers = firstOf("peers", state.peers ?? [], rank);
   const gone = removedMembers(rows).slice(0, MOST);
   const claims = peers.some((peer) => peer.claims), columns = allColumns.filter(([name]) => claims || name !== "claims");
-  draw($("peers"), [state.federation, peers.map((peer) => peer.name), gone, claims], () => {
+  draw($("peers"), [state.federation, peers.map((peer) => peer.name), gone, claims, state.peer_counts?.total], () => {
     const former = gone.length ? el("p", { class: "quiet removed" }, `Removed, no longer members: ${gone.map(([name, round]) => `${name} (its model last counted in round ${round})`).join(", ")}.`) : null;
+    const more = (state.peer_counts?.total ?? 0) - (state.peers ?? []).length;
+    const omitted = more > 0 ? el("p", { class: "quiet" }, `${count(more, "more peer")} not shown.`) : null;
     if (!peers.length) return former ?? el("p", { class: "quiet" }, state.federation ? "No other members yet." : "This node belongs to no federation: it learns alone.");
     const head = el("tr", {}, ...columns.map(([name]) => el("th", { scope: "col", class: name.replace(/\W/g, "-") }, name)));
     const body = peers.map((peer) => el("tr", { "data-peer": peer.name }, ...columns.map(([name]) =>
       el(name === "peer" ? "th" : "td", { class: name.replace(/\W/g, "-"), "data-label": name, scope: name === "peer" ? "row" : undefined }))));
-    return [el("table", { class: "peers" }, el("thead", {}, head), el("tbody", {}, ...body)), former].filter(Boolean);
+    return [el("table", { class: "peers" }, el("thead", {}, head), el("tbody", {}, ...body)), omitted, former].filter(Boolean);
   });
   const lines = $("peers").querySelectorAll("tbody tr");
   peers.forEach((peer, k) => {
