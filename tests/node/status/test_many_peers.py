@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import cache
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.support.federation import Federation
 from tests.support.logs import log_to
 
 
+@cache
 def status_of(count):
     """Return the status of a node with `count` peers, none of which is connected."""
 
