@@ -106,7 +106,7 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         when_spent: what a node does that may not train any more: `merge`, go on without training, or `stop`, end its
             rounds and serve its last model.
         correlated: whether neighbours add noise that cancels in the average of all models, next to less noise of their
-            own; see p2pfl.correlated_noise.
+            own; see p2pfl.correlated_noise. For simulations only.
         colluding: with `correlated`, the number of members who may put together what they know, and against whom the
             budget holds nevertheless. With 0 it holds against observers alone who are no members.
     """

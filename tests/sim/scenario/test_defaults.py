@@ -10,7 +10,7 @@ from p2pfl.node.folder.config import NodeConfig
 from p2pfl.sim.scenario.scenario import resolve
 from tests.support.pages import DOCS
 
-OWN = {"name", "budget"}  # the name has no default; budgets of scenarios have other types
+OWN = {"name", "budget", "privacy"}  # the name has no default; budgets of scenarios have other types
 
 
 def documented():
@@ -32,6 +32,11 @@ def test_nodes_and_scenarios_have_equal_defaults():
 def test_budgets_have_no_limit_by_default():
     budgets = NodeConfig(name="alice", listen=":4100").budget, resolve({}, [], "study", ".").runs[0].budget
     assert {(budget.models, budget.held, budget.bytes) for budget in budgets} == {(0, 0, 0)}
+
+
+def test_privacy_budgets_have_equal_defaults():
+    node, scenario = NodeConfig(name="alice", listen=":4100").privacy, resolve({}, [], "study", ".").runs[0].privacy
+    assert {key: getattr(scenario, key) for key in node.__struct_fields__} == msgspec.to_builtins(node)
 
 
 def test_demo_has_the_default_policy_of_nodes():
