@@ -173,6 +173,7 @@ class SecureRounds:
         self._deadline = deadline
         self.assigned = self.missed = 0
         self.problem = ""
+        self._said = ""  # the last reason in the log
         self._member: SumMember | None = None
         self._opened_before = sums.opened.round  # the node has started since
         self._asked: dict[SumContext, _Asked] = {}  # a node may coordinate a later term before the sum of an earlier ends
@@ -198,7 +199,7 @@ class SecureRounds:
             self.missed += 1
         else:
             self.assigned += 1
-            self.problem = ""
+            self.problem = self._said = ""
 
     # Member
 
@@ -360,7 +361,9 @@ class SecureRounds:
 
     def _unopened(self, round: int, why: str) -> StepResult:
         self.problem = f"round {round}: the secure sum is not opened: {why}"
-        self._sums.log.warning(f"{self.problem}; nodes keep their models", kind="sum-unopened", round=round)
+        if why != self._said:  # it may be the same for many rounds, which the status counts
+            self._sums.log.warning(f"{self.problem}; nodes keep their models", kind="sum-unopened", round=round)
+        self._said = why
         return StepResult({}, {}, {})
 
 
