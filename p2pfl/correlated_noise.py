@@ -187,6 +187,12 @@ def _rounded_up(value: float) -> float:
     return float(f"{ceil(value / unit) * unit:.6g}")
 
 
+def _rounded_down(value: float) -> float:
+    """Return a number of three digits that is not greater: few different ones, because each costs the accountant time."""
+    unit = 10.0 ** (floor(log10(value)) - 2)
+    return float(f"{floor(value / unit) * unit:.4g}")
+
+
 def correlate(
     plans: Sequence[PrivacyPlan],
     expected: Sequence[float],
@@ -213,10 +219,9 @@ def correlate(
     outside = Gains(around, 0).at(ratio)
     found = []
     for k, (plan, gain, most) in enumerate(zip(plans, gains.at(ratio), outside, strict=True)):
-        noise = own / float(scales[k])
+        noise, least = own / float(scales[k]), plan.mechanism.noise
         edges = EdgeNoise(tuple(names[j] for j in around[k]), ratio**0.5)
+        hidden, seen = (max(least, _rounded_down(noise * float(each) ** 0.5)) for each in (gain, most))
         mechanism = replace(plan.mechanism, noise=noise, edges=edges)
-        found.append(
-            plan._replace(mechanism=mechanism, hidden=noise * float(gain) ** 0.5, outside=noise * float(most) ** 0.5)
-        )
+        found.append(plan._replace(mechanism=mechanism, hidden=hidden, outside=seen))
     return found

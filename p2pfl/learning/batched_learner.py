@@ -58,6 +58,7 @@ from p2pfl.robust.candidates import Combined
 from p2pfl.update_rules import Mixture, Scalarised
 
 PRIVATE_PART = 2**19  # values of models trained at once with private steps, which need more memory
+MOST_VIEWS = 2**12  # nodes whose samples are kept as tensors of their own
 PART = 2**20  # values of models trained at once: 4 MiB, which fit into the cache
 CHUNK = 2**19  # values of inputs on which candidates are evaluated at once: 2 MiB
 LARGEST_MIX = 2**26  # values of different models that are copied to be averaged together, 256 MiB
@@ -332,7 +333,7 @@ class BatchedLearner:
         found = self._views.get(node)
         if found is None:
             found = self._data["train"].samples(node)
-            if not self._data["train"].copies:
+            if not self._data["train"].copies and len(self._views) < MOST_VIEWS:
                 self._views[node] = found
         return found
 
