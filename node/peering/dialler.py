@@ -9,9 +9,10 @@ number, on both sides, and on cores that have other work. On real machines (Dial
 1. Few dials at once. A handshake needs milliseconds of both cores. Hundreds at once delay each other until all of them
    run into a limit of time half-way, and are repeated. So a dial needs one of a few slots (p2pfl.protocols.rate_limit).
    A dial that takes long loses its slot and not its work, and its transport gives it up only when it makes no progress. A
-   tarpit therefore holds a slot for HOLD seconds, and then costs a socket. Peers with the fewest failures since they were
-   connected come first, so absent ones do not delay those that are there. The order among the others is random, and each
-   node waits for a random part of a moment before its first dials, so that not all nodes dial the same peer first.
+   tarpit therefore holds a slot for HOLD seconds. Through a broker there are still fewer slots: waiting is not free there,
+   because both sides repeat their packets. Peers with the fewest failures since they were connected come first, so absent
+   ones do not delay those that are there. The order among the others is random, and each node waits for a random part of
+   a moment before its first dials, so that not all nodes dial the same peer first.
 2. Few dials per second. The pauses after a failure double up to LONGEST_PAUSE. They become longer for two reasons, up
    to a minute: the peer has been away for long (an eighth of that time), or so many peers are away that together they
    would be dialled more often than `rate` times a second. So a node with few absent peers finds one that returns within
@@ -45,11 +46,11 @@ from p2pfl.random_streams import RandomStreams
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 4.0  # seconds between attempts to reach a silent peer
 PATIENT = 8  # a peer is dialled at least once in an eighth of the time for which it has been away
-HOLD = 3.0  # seconds for which a dial keeps its slot
+HOLD = 10.0  # seconds for which a dial keeps its slot; the patience of the transports with one message of a handshake
 SPREAD = 0.02  # seconds per peer over which the first dials of a node begin
 LONGEST_SPREAD = 2.0
 GRACE = 1.0  # seconds for which the node with the greater key leaves the dialling to the other one
-INTRODUCTION = 5.0  # seconds to wait for the answer to a hello
+INTRODUCTION, LONG_INTRODUCTION = 5.0, 15.0  # seconds to wait for the answer to a hello; the longer one on real machines
 UPGRADE = 15.0  # seconds between attempts to replace a link through the broker by a direct one
 HINT_RATE, HINT_BURST = 1.0, MOST_ADDRESSES  # addresses of one peer, reported by others, that are dialled per second
 
@@ -71,7 +72,9 @@ class Dialler:
         self._hints = TokenBucket(HINT_RATE, HINT_BURST)
         self._signs = TokenBucket(1 / LONGEST_PAUSE, 1)
         self._limits = config.options.dialling
+        self._patience = INTRODUCTION if self._limits is None else LONG_INTRODUCTION
         self._slots = None if self._limits is None else Slots(self._limits.at_once, HOLD)
+        self._broker_slots = None if self._limits is None else Slots(self._limits.through_broker, HOLD)
         self._away: dict[str, float] = {}  # peers that could not be dialled, and the times since when
         self._keeping: dict[str, Task[None]] = {}
 
@@ -143,9 +146,11 @@ class Dialler:
 
     def _slot(self, peer: Peer, failures: int) -> AbstractAsyncContextManager[None]:
         """Return a context that waits for the peer's turn."""
-        if self._slots is None:
+        direct = self._directly and any(map(is_direct, peer.addresses))
+        slots = self._slots if direct or not peer.addresses else self._broker_slots
+        if slots is None:
             return nullcontext()
-        return self._slots.slot(failures + float(self._streams.generator(failures, f"turn {peer.name}").random()))
+        return slots.slot(failures + float(self._streams.generator(failures, f"turn {peer.name}").random()))
 
     def _longest_pause(self, peer: Peer) -> float:
         """Return the maximum pause after an attempt to reach a peer, in seconds."""
@@ -217,7 +222,7 @@ class Dialler:
         except TransportError as error:
             self._note(peer, str(error))
             return
-        if not await self._until(peer, lambda: peer.link is not before or bool(peer.problem), INTRODUCTION):
+        if not await self._until(peer, lambda: peer.link is not before or bool(peer.problem), self._patience):
             link.close()
             where = "answers" if link.direct else "is announced at the broker"
             self._note(peer, f"{key_name(peer.key)} {where}, but its messages do not arrive")

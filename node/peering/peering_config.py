@@ -54,11 +54,14 @@ class DialLimits:
 
     Attributes:
         at_once: dials in progress, without those that take long.
+        through_broker: the same for peers that are known only through a broker, where a dial takes many packets, and both
+            sides repeat them when processor time is short.
         rate: dials of absent peers per second.
         longest: maximum seconds between two dials of a peer.
     """
 
     at_once: int = 6
+    through_broker: int = 2
     rate: float = 12.0
     longest: float = 60.0
 

@@ -34,7 +34,7 @@ from p2pfl.protocols.transports.tls_handshake import TlsHandshake
 REQUEST = 4096  # maximum bytes of a frame from a newcomer
 ANSWER = 8 << 20  # maximum bytes of the answer to a newcomer: the federation's file and its membership log
 QUEUE = 512 << 10  # bytes waiting for the network, above which no more chunks are sealed
-HANDSHAKE = 5.0  # seconds for a dialler's next message of the handshake
+HANDSHAKE = 10.0  # seconds for a dialler's next message of the handshake
 PATIENCE = 10.0  # seconds for a link to become trusted
 BACKLOG_FRAMES = 4  # number of frames of maximum size that may wait for a peer that does not read
 STRANGERS = 64  # maximum number of links that are not trusted; above it, the oldest link of the busiest key is closed
@@ -43,7 +43,7 @@ HANDSHAKE_PACKET = 7  # first byte of a packet
 HEADER = Struct(">B16sB")
 CHECKSUM = 16  # bytes
 LIMIT = 8192  # maximum bytes of a packet
-AGAIN = 1.0  # seconds before a message is repeated
+AGAIN = 1.0  # seconds before a message is repeated; doubled each time, because the other side may lack processor time
 _CLIENT_HELLO = b"\x16\x01"  # the types of the record and of the message in it
 
 
@@ -438,6 +438,7 @@ class LinkHandshake:
         self._id = id
         self._packet = b""  # the last message
         self._again = inf
+        self._pause = AGAIN
         self._next_in = self._next_out = 0
         self._complete = False
 
@@ -479,7 +480,8 @@ class LinkHandshake:
         """Return the packet to send now, or None."""
         if now < self._again:
             return None
-        self._again = now + AGAIN
+        self._again = now + self._pause
+        self._pause *= 2
         return self._packet
 
     def due(self) -> float:
@@ -489,12 +491,13 @@ class LinkHandshake:
     def resume(self, now: float) -> None:
         """Send the last message again after an interruption of the channel."""
         if self._packet:
-            self._again = now
+            self._again, self._pause = now, AGAIN
 
     def _send(self, content: bytes, now: float) -> None:
         self._packet, self._again = b"", inf
         if content:
             self._packet, self._again = make_packet(self._id, self._next_out, content), now
+            self._pause = AGAIN
             self._next_out += 1
 
 

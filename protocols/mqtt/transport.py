@@ -59,6 +59,7 @@ from p2pfl.protocols.wire.messages import HelloParameters
 GREETING = OVERHEAD + HelloParameters.LIMIT  # maximum bytes of a frame before a link is trusted
 LARGEST = 300 << 10  # maximum bytes of a packet; larger ones are ignored
 DIALLING = 10.0  # seconds for the broker, and for a member's next message of the handshake
+ABSENT = 3.0  # seconds for a member that has not announced that it is present
 LARGEST_PRESENCE, MOST_ADDRESSES = 4096, 8  # maximum bytes of a presence, and maximum number of its addresses
 TURN = 0.1  # seconds between verifications of presences that have waited
 _LABEL = b"p2pfl presence 1\0"
@@ -176,13 +177,14 @@ class MqttTransport:
             TimeoutError: the other side has not sent its next message.
         """
         while True:
-            until = link.advanced + DIALLING
+            there = link.joining or self._observer.online(link.key or b"")
+            begun, patience = link.advanced, DIALLING if there else min(DIALLING, ABSENT)
             try:
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout_at(begun + patience):
                     await asyncio.shield(link.proven)
                 return
             except TimeoutError:
-                if link.advanced + DIALLING <= until:
+                if link.advanced == begun:
                     raise
 
     def expel(self, key: bytes) -> None:

@@ -26,7 +26,7 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.mqtt import connection
 from p2pfl.protocols.mqtt import transport as mqtt
 from p2pfl.protocols.mqtt.broker_client import WAITING, AiomqttBus, Message, describe_failure
-from p2pfl.protocols.mqtt.link import HANDSHAKE_PACKET, LINKS_PER_KEY, REQUEST, STRANGERS, make_packet
+from p2pfl.protocols.mqtt.link import HANDSHAKE, HANDSHAKE_PACKET, LINKS_PER_KEY, REQUEST, STRANGERS, make_packet
 from p2pfl.protocols.mqtt.packets import FORMER_OPENING, RESET_PACKET
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, DATA_HEADER, DATA_PACKET
 from p2pfl.protocols.mqtt.transport import LARGEST, MqttTransport
@@ -419,7 +419,7 @@ async def test_broker_cannot_connect_dialler_with_another_member(here):
     with pytest.raises(TransportError, match="wrong key"):
         await alice.transport.dial("mqtt:", CAROL.public)
     assert alice.handler.causes == ["wrong key"]
-    await asyncio.sleep(6)
+    await asyncio.sleep(HANDSHAKE + 1)
     assert bob.handler.causes == ["not confirmed"]
     assert not bob.transport.links
 
@@ -480,7 +480,7 @@ async def test_half_open_links_are_limited_in_number_and_time(here):
         here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{other.public.hex()}", packet)
         assert len(bob.transport.links) <= STRANGERS
     assert len(bob.transport.links) == STRANGERS
-    await asyncio.sleep(6)
+    await asyncio.sleep(HANDSHAKE + 1)
     assert not bob.transport.links
     assert set(bob.handler.causes) == {"not confirmed"}
 
