@@ -24,7 +24,7 @@ With both secrets of one member its model is open. So a helper gives one of them
 
     member       announcement   two public keys, a commitment to the self seed, and the number of samples, signed
     coordinator  roster         all announcements
-    member                      shares of its secrets, sealed for each helper
+    member                      shares of its secrets, sealed for each helper, and a hash of each share, its *check*
     coordinator  shares         the shares sealed for this member, and who has given shares (the *included*)
     member                      its masked model
     coordinator  survivors      the members whose masked models have arrived
@@ -44,6 +44,14 @@ the sum has at least threshold - c models of honest members. A member that was s
 have signed has an honest survivor among them, by the same count, so that its model is hidden in the same sum. The default is
 more than two thirds of n, for c below a third. `threshold_of` allows no threshold that c = 1 breaks, the coordinator alone.
 
+A model of the weight 0 is a sum of masks alone: it hides no other model. So on the roster, among the included and among the
+survivors only members with samples count for the threshold, unless no member of the roster has any. A sum is not more
+private than its weights: where one member has nearly all samples, the mean is nearly its model.
+
+A member's signature is the point of no return: with it the coordinator may open the sum. A member that has signed makes no
+other announcement in this round, whether it has opened or not. On the sparse graph this matters: few helpers open one model
+there, so that a second sum of the same models might be opened by members that have only signed the first one.
+
 **Sparse graph.** Above COMPLETE members a member has only `helpers_of(n)` helpers, and shares masks with its helpers and
 with the members that it helps. It draws its helpers after it knows the roster, from its own secret: if the graph followed
 from the roster, a coordinator could try rosters until a victim has only colluding helpers. But the coordinator, who passes
@@ -59,8 +67,25 @@ probability of at most 2^-40 (exact hypergeometric tails, and for the last one a
 
 With n / 5 members that are lost at random after they have given shares, a secret is lost with a probability below 2^-20.
 
-**Binding.** All keys follow from the hash of the roster with the federation, the term and the round. Members that were shown
-different rosters have different masks, which do not cancel. A member makes new keys for every submission, and opens once.
+**Binding.** All keys follow from the hash of the roster with the federation, the term and the round. Members that were
+shown different rosters have different masks, which do not cancel. A member makes new keys for every submission, and opens
+once.
+
+The key of a pairwise mask also follows from the places and the public keys of both members, the lower place first, and that
+of a seal from those of the owner and the helper. So no two pairs have the same key, also if their shared secrets are equal,
+or related. They are where a colluding member z announces the key of an honest member h, the same point in other bytes, or a
+multiple of it. Without this binding a victim v would add the mask of (v, z) and subtract the equal one of (v, h), and its
+model would be open. Nobody has to prove that it has the private key to what it announces. Let v and h be honest. Whatever
+is computed from shared secrets of other pairs goes through HKDF with other inputs. So under the oracle Diffie-Hellman
+assumption (Abdalla et al. 2001, "DHIES") the stream of (v, h) is uniform for all who have neither private key, whatever z
+announces. If z has no private key, its mask with v only stays in the sum, which is then spoilt, as by any wrong mask. As a
+second line, members refuse rosters with equal keys, compared after the part of small order is removed.
+
+**Wrong shares.** The coordinator leaves out a share that does not have the check that its owner has given. So a secret is
+recovered at the first attempt if as many helpers as are needed give right shares, however many give wrong ones. A check
+tells nothing: fewer shares than are needed are uniformly random numbers of 256 bits. Of a share without its check, either
+the helper or the owner has lied. An owner that has given checks of shares that are of no secret spoils the sum, as with
+wrong masks.
 
 **Fixed point.** A value x of a member with the weight w is the integer nearest to x w / W 2^42, where W is the weight of the
 roster. The range of x is |x| <= 2^20, so that the sum stays below 2^63; a member with a value beyond it, or not finite,
@@ -69,8 +94,8 @@ n' 2^-43 W / W' and the rounding of products of 53 bits, before it is rounded to
 
 **Not protected.** The members' weights (numbers of samples) and names are public. The sum itself tells something about its
 models, more the fewer they are; the sums of two rounds in which one member more took part tell about its model. A member can
-submit any model, also one that harms, and nothing can compare it with others. A member that gives wrong shares, or masks
-wrongly, spoils the sum; wrong shares are noticed and left out where the others suffice, wrong masks are not.
+submit any model, also one that harms, and nothing can compare it with others. A member that shares its secrets, or masks
+wrongly, spoils the sum; only wrong shares of helpers are left out where the others suffice, and wrong masks are not noticed.
 
 Shamir's scheme is 20 lines here: the one in PyCryptodome shares secrets of 16 bytes, and that library would be the second
 one for cryptography.
@@ -78,9 +103,11 @@ one for cryptography.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from threading import Lock
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import msgspec
@@ -116,6 +143,7 @@ PRIME = 2**256 + 297  # the least prime above all secrets of 32 bytes
 SHARE_SIZE = 33  # bytes of a number below PRIME
 KEY_SIZE = 32
 SEALED_SIZE = 2 * SHARE_SIZE + 16  # two shares, and the tag of the seal
+CHECK_SIZE = 16  # bytes of the hash of a share
 ANNOUNCEMENT_SIZE = 3 * KEY_SIZE + 64
 BLOCK = 2**16  # values that are masked at once
 
@@ -124,6 +152,7 @@ _Key = Annotated[bytes, Meta(min_length=KEY_SIZE, max_length=KEY_SIZE)]
 _Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 _Share = Annotated[bytes, Meta(min_length=SHARE_SIZE, max_length=SHARE_SIZE)]
 _Sealed = Annotated[bytes, Meta(min_length=SEALED_SIZE, max_length=SEALED_SIZE)]
+_Checks = Annotated[bytes, Meta(min_length=2 * CHECK_SIZE, max_length=2 * CHECK_SIZE)]
 _Set = Annotated[bytes, Meta(max_length=2**13)]  # bit k mod 8 (the lowest is 0) of byte k div 8: member k of the roster
 MOST = 2**16  # members of a roster
 
@@ -238,6 +267,11 @@ def shares_of(samples: Mapping[str, int]) -> dict[str, float]:
     return {name: n / total if total else 1 / len(samples) for name, n in samples.items()}
 
 
+def counted_of(samples: Mapping[str, int]) -> set[str]:
+    """Return the members of a roster that count for the threshold: with a weight of 0 no model is hidden by another."""
+    return {name for name, share in shares_of(samples).items() if share}
+
+
 # Shamir (1979, "How to share a secret"), over the numbers modulo PRIME
 
 
@@ -261,16 +295,24 @@ def share_secret(secret: bytes, points: Sequence[int], needed: int, source: Secr
 
 def recover_secret(shares: Mapping[int, bytes]) -> bytes | None:
     """Return the secret from as many shares as are needed, by point; None if they are not shares of 32 bytes."""
-    secret = 0
-    for point, share in shares.items():
+    factors = _lagrange(tuple(shares))
+    secret = sum(int.from_bytes(share, "big") * factor for share, factor in zip(shares.values(), factors, strict=True))
+    secret %= PRIME
+    return secret.to_bytes(KEY_SIZE, "big") if secret < 2**256 else None
+
+
+@lru_cache(maxsize=16)  # where every member helps every other, many secrets are recovered from the same points
+def _lagrange(points: tuple[int, ...]) -> list[int]:
+    """Return the factors with which values at some points give the value at 0."""
+    factors = []
+    for point in points:
         above = below = 1
-        for other in shares:
+        for other in points:
             if other != point:
                 above = above * other % PRIME
                 below = below * (other - point) % PRIME
-        secret += int.from_bytes(share, "big") * above * pow(below, -1, PRIME)
-    secret %= PRIME
-    return secret.to_bytes(KEY_SIZE, "big") if secret < 2**256 else None
+        factors.append(above * pow(below, -1, PRIME) % PRIME)
+    return factors
 
 
 # Keys, masks and seals
@@ -310,26 +352,34 @@ def add_mask(total: np.ndarray, key: bytes, *, subtract: bool = False) -> None:
             part += mask
 
 
-_MASK, _SELF, _SEAL = b"p2pfl secure sum mask 1\0", b"p2pfl secure sum self mask 1\0", b"p2pfl secure sum share 1\0"
+_MASK, _SELF, _SEAL = b"p2pfl secure sum mask 2\0", b"p2pfl secure sum self mask 1\0", b"p2pfl secure sum share 2\0"
 _SUM, _ANNOUNCED = b"p2pfl secure sum 1\0", b"p2pfl secure sum announcement 1\0"
 _COMMITTED, _SURVIVED = b"p2pfl secure sum commitment 1\0", b"p2pfl secure sum survivors 1\0"
+_CHECKED = b"p2pfl secure sum check 1\0"
 
 
-def _mask_key(secret: bytes, sum_id: bytes) -> bytes:
-    return derive_key(secret, sum_id, _MASK)
-
-
-def _self_key(seed: bytes, sum_id: bytes) -> bytes:
+def self_key(seed: bytes, sum_id: bytes) -> bytes:
     return derive_key(seed, sum_id, _SELF)
+
+
+def _check(share: bytes) -> bytes:
+    return sha256(_CHECKED + share).digest()[:CHECK_SIZE]
 
 
 def _commitment(seed: bytes) -> bytes:
     return sha256(_COMMITTED + seed).digest()
 
 
-def _seal(secret: bytes, sum_id: bytes, sender: bytes, recipient: bytes) -> ChaCha20Poly1305:
-    """Return the seal of one message from sender to recipient, whose key is used once."""
-    return ChaCha20Poly1305(derive_key(secret, sum_id, _SEAL + sender + recipient))
+@lru_cache(maxsize=2**14)
+def _subgroup_part(public: bytes) -> bytes:
+    """Return the same bytes for all public keys that give the same shared secrets.
+
+    A private key is a multiple of 8, which removes the part of small order, and the result has one encoding.
+
+    Raises:
+        ProtocolError: the public key is of small order.
+    """
+    return pairwise_secret(bytes(KEY_SIZE), public)
 
 
 _NONCE = bytes(12)  # each key seals one message
@@ -383,27 +433,38 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         if not verify(key, self.signature, self.content(context)):
             raise ProtocolError("wrong signature", f"an announcement that {self.name} has not signed")
 
+    def comparable_keys(self) -> tuple[bytes, bytes]:
+        """Return what the public keys are compared by: two that give the same shared secrets are equal.
+
+        Raises:
+            ProtocolError: one of them is of small order.
+        """
+        return _subgroup_part(self.sealing), _subgroup_part(self.masking)
+
     def check_keys(self) -> None:
-        """Raise ProtocolError for a public key of small order, with which the others could not go on."""
-        for public in (self.sealing, self.masking):
-            pairwise_secret(_ANY, public)
+        """Raise ProtocolError for a public key of small order, and for equal ones, with which no member would go on."""
+        sealing, masking = self.comparable_keys()
+        if sealing == masking:
+            raise ProtocolError("malformed", "an announcement with equal keys")
 
     def encode(self) -> bytes:
         """Return the payload of a submission; the frame has the name and the number of samples."""
         return self.sealing + self.masking + self.commitment + self.signature
 
 
-_ANY = bytes(KEY_SIZE)  # a private key, to find public keys of small order
-
-
-def read_announcement(name: str, n_samples: int, payload: bytes | memoryview) -> Announcement:
+def read_announcement(name: str, n_samples: object, payload: bytes | memoryview) -> Announcement:
     """Return the announcement in a submission. Its signature is not verified.
 
+    Args:
+        n_samples: what the member has introduced itself with, unchecked.
+
     Raises:
-        ProtocolError: the payload has another length.
+        ProtocolError: the payload has another length, or the number of samples is none.
     """
     if len(payload) != ANNOUNCEMENT_SIZE:
         raise ProtocolError("wrong length", f"an announcement of {len(payload)} bytes")
+    if type(n_samples) is not int or not 0 <= n_samples < 2**32:  # True is an int, too
+        raise ProtocolError("malformed", f"an announcement of {name} with n_samples that are no number below 2^32")
     data = bytes(payload)
     return Announcement(name, n_samples, data[:32], data[32:64], data[64:96], data[96:])
 
@@ -413,6 +474,14 @@ class SealedShares(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     member: UInt32
     sealed: _Sealed
+
+
+class GivenShares(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The same with the checks of both shares, for the coordinator; `member` is the place of the helper."""
+
+    member: UInt32
+    sealed: _Sealed
+    checks: _Checks
 
 
 class SignedBy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -431,7 +500,7 @@ class OpenedShare(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 _Many = Meta(max_length=MOST)
 _roster = msgspec.msgpack.Decoder(Annotated[list[Announcement], _Many])
-_sealed = msgspec.msgpack.Decoder(Annotated[list[SealedShares], _Many])
+_given = msgspec.msgpack.Decoder(Annotated[list[GivenShares], _Many])
 _shares = msgspec.msgpack.Decoder(tuple[_Set, Annotated[list[SealedShares], _Many]])
 _survivors = msgspec.msgpack.Decoder(_Set)
 _signatures = msgspec.msgpack.Decoder(Annotated[list[SignedBy], _Many])
@@ -468,7 +537,7 @@ def _survivors_content(sum_id: bytes, included: bytes, survivors: bytes) -> byte
     return _SURVIVED + sum_id + included + survivors
 
 
-class _Roster:
+class Roster:
     """Roster of a sum.
 
     Attributes:
@@ -476,6 +545,7 @@ class _Roster:
         helpers: number of helpers of each member.
         needed: number of shares that recover a secret.
         remaining: least number of members that must be included, and survive.
+        counted: places of the members that count for the threshold of models.
     """
 
     def __init__(self, context: SumContext, members: Sequence[Announcement], payload: bytes, threshold: int) -> None:
@@ -485,7 +555,35 @@ class _Roster:
         self.helpers = helpers_of(len(members))
         self.needed = _needed(self.helpers) if self.helpers < len(members) - 1 else threshold
         self.remaining = remaining_of(len(members), threshold)
-        self.weights = shares_of({member.name: member.n_samples for member in members})
+        samples = {member.name: member.n_samples for member in members}
+        self.weights = shares_of(samples)
+        self.counted = {self.places[name] for name in counted_of(samples)}
+        self._threshold = threshold
+
+    def enough(self, places: Collection[int]) -> bool:
+        """Return whether so many members may be on the roster, be included, or survive."""
+        return len(places) >= self.remaining and len(self.counted.intersection(places)) >= self._threshold
+
+    def mask_key(self, private: bytes, owner: int, other: int) -> bytes:
+        """Return the key of the mask of two members, from the private key of one of them.
+
+        It is bound to both; see the head of the module.
+        """
+        secret = pairwise_secret(private, self.members[other].masking)
+        low, high = sorted((owner, other))
+        places = low.to_bytes(4, "big") + high.to_bytes(4, "big")
+        return derive_key(secret, self.sum_id, _MASK + places + self.members[low].masking + self.members[high].masking)
+
+    def seal(self, private: bytes, own: int, owner: int, helper: int) -> ChaCha20Poly1305:
+        """Return the seal of the shares from an owner to a helper, whose key seals one message.
+
+        Args:
+            private: private key of the member at the place `own`, which is one of the two.
+        """
+        secret = pairwise_secret(private, self.members[helper if own == owner else owner].sealing)
+        places = owner.to_bytes(4, "big") + helper.to_bytes(4, "big")
+        use = _SEAL + places + self.members[owner].sealing + self.members[helper].sealing
+        return ChaCha20Poly1305(derive_key(secret, self.sum_id, use))
 
 
 class SumMember:
@@ -500,7 +598,7 @@ class SumMember:
     Attributes:
         announcement: what it submits in place of its model.
         round: the round of the sum.
-        opened: whether it has helped to open the sum.
+        signed: whether it has agreed to open the sum, by its signature of the survivors.
 
     Raises:
         ConfigurationError: the model has values beyond the range.
@@ -531,14 +629,15 @@ class SumMember:
         unsigned = Announcement(name, n_samples, *public, bytes(64))
         self.announcement = msgspec.structs.replace(unsigned, signature=identity.sign(unsigned.content(context)))
         self.round = context.round
-        self.opened = False
+        self.signed = False
+        self._busy = Lock()
         self._next = 0  # the step that may follow
-        self._roster: _Roster
+        self._roster: Roster
         self._helpers: list[int] = []  # places of its helpers
         self._held: dict[int, tuple[bytes, bytes]] = {}  # by owner: shares of the masking key, and of the self seed
         self._included: list[int] = []
         self._survivors: list[int] = []
-        self._signed = b""
+        self._content = b""  # what it has signed
 
     def answer(self, step: SumStep, payload: bytes | memoryview) -> bytes:
         """Return the answer to a step of the coordinator.
@@ -547,9 +646,10 @@ class SumMember:
             ProtocolError: the step is not the next one, is malformed, or would reveal more than the sum; the member then
                 takes no further part.
         """
-        if self._next != STEPS.index(step):
-            raise ProtocolError("not asked for", f"the step {step!r} of a secure sum out of order")
-        self._next = len(STEPS)  # nothing follows an error
+        with self._busy:  # another thread may come with the same step
+            if self._next != STEPS.index(step):
+                raise ProtocolError("not asked for", f"the step {step!r} of a secure sum out of order")
+            self._next = len(STEPS)  # nothing follows an error
         answer = {
             "roster": self._share,
             "shares": self._mask,
@@ -559,9 +659,14 @@ class SumMember:
         self._next = STEPS.index(step) + 1
         return answer
 
-    def _enough(self, members: Sequence[object], what: str, needed: int) -> None:
-        if len(members) < needed:
-            raise ProtocolError("malformed", f"a sum of {len(members)} {what}, and {needed} are needed")
+    def _enough(self, places: Collection[int], what: str) -> None:
+        """Raise ProtocolError unless so many members may be on the roster, be included, or survive."""
+        self._at_least(places, what, self._roster.remaining)
+        self._at_least(self._roster.counted.intersection(places), f"{what} with samples", self._threshold)
+
+    def _at_least(self, some: Collection[object], what: str, needed: int) -> None:
+        if len(some) < needed:
+            raise ProtocolError("malformed", f"a sum of {len(some)} {what}, and {needed} are needed")
 
     def _share(self, payload: bytes | memoryview) -> bytes:
         """Check the roster, and return the own secrets' shares, sealed for each helper."""
@@ -569,7 +674,7 @@ class SumMember:
         names = [member.name for member in members]
         if names != sorted(set(names)):
             raise ProtocolError("malformed", "a roster that is not in the order of names")
-        self._enough(members, "announcements", self._threshold)
+        self._at_least(members, "announcements", self._threshold)
         for member in members:
             if member.name == self._name:
                 continue
@@ -577,9 +682,12 @@ class SumMember:
             if key is None:
                 raise ProtocolError("malformed", f"a roster with {member.name}, which has no vote")
             member.check(self._context, key)
-        self._roster = roster = _Roster(self._context, members, bytes(payload), self._threshold)
+        self._roster = roster = Roster(self._context, members, bytes(payload), self._threshold)
         if self.announcement not in members:
             raise ProtocolError("malformed", "a roster without this member")
+        self._enough(range(len(members)), "announcements")
+        if len({key for member in members for key in member.comparable_keys()}) < 2 * len(members):
+            raise ProtocolError("malformed", "a roster with equal keys")
         own = roster.places[self._name]
         others = [place for place in range(len(members)) if place != own]
         if roster.helpers < len(others):
@@ -591,27 +699,26 @@ class SumMember:
         self._held[own] = keys[-1], seeds[-1]
         sealed = []
         for place, key_share, seed_share in zip(self._helpers, keys, seeds, strict=False):
-            helper = members[place]
-            secret = pairwise_secret(self._sealing, helper.sealing)
-            seal = _seal(secret, roster.sum_id, self.announcement.sealing, helper.sealing)
-            sealed.append(SealedShares(place, seal.encrypt(_NONCE, key_share + seed_share, None)))
+            seal = roster.seal(self._sealing, own, own, place)
+            sealed.append(
+                GivenShares(
+                    place, seal.encrypt(_NONCE, key_share + seed_share, None), _check(key_share) + _check(seed_share)
+                )
+            )
         return _encode(sealed)
 
     def _mask(self, payload: bytes | memoryview) -> bytes:
         """Keep the shares of others, and return the masked model."""
-        roster, members = self._roster, self._roster.members
+        roster = self._roster
         data, given = _decode(payload, _shares)
-        included = _from_set(data, len(members))
-        self._enough(included, "members that have given shares", roster.remaining)
+        included = _from_set(data, len(roster.members))
+        self._enough(included, "members that have given shares")
         own = roster.places[self._name]
         owners = [shares.member for shares in given]
         if own not in included or len(set(owners)) < len(owners) or not set(owners) <= set(included) - {own}:
             raise ProtocolError("malformed", "shares of members that are not included")
         for shares in given:
-            owner = members[shares.member]
-            seal = _seal(
-                pairwise_secret(self._sealing, owner.sealing), roster.sum_id, owner.sealing, self.announcement.sealing
-            )
+            seal = roster.seal(self._sealing, own, shares.member, own)
             try:
                 both = seal.decrypt(_NONCE, shares.sealed, None)
             except InvalidTag:  # its owner, or the coordinator, has spoilt it: the other helpers must suffice
@@ -619,10 +726,9 @@ class SumMember:
             self._held[shares.member] = both[:SHARE_SIZE], both[SHARE_SIZE:]
         self._included = included
         total = to_fixed_point(self._params, roster.weights[self._name])
-        add_mask(total, _self_key(self._seed, roster.sum_id))
+        add_mask(total, self_key(self._seed, roster.sum_id))
         for place in sorted(set(included) & set(self._helpers) | set(owners)):
-            key = _mask_key(pairwise_secret(self._masking, members[place].masking), roster.sum_id)
-            add_mask(total, key, subtract=place < own)
+            add_mask(total, roster.mask_key(self._masking, own, place), subtract=place < own)
         return total.astype("<u8", copy=False).tobytes()
 
     def _sign(self, payload: bytes | memoryview) -> bytes:
@@ -630,12 +736,13 @@ class SumMember:
         members = self._roster.members
         data = _decode(payload, _survivors)
         survivors = _from_set(data, len(members))
-        self._enough(survivors, "masked models", self._roster.remaining)
+        self._enough(survivors, "masked models")
         if not set(survivors) <= set(self._included) or self._roster.places[self._name] not in survivors:
             raise ProtocolError("malformed", "survivors that are not included, or a list without this member")
         self._survivors = survivors
-        self._signed = _survivors_content(self._roster.sum_id, _to_set(self._included, len(members)), data)
-        return self._identity.sign(self._signed)
+        self._content = _survivors_content(self._roster.sum_id, _to_set(self._included, len(members)), data)
+        self.signed = True
+        return self._identity.sign(self._content)
 
     def _open(self, payload: bytes | memoryview) -> bytes:
         """Check that enough members have signed the same, and return one share of each included member."""
@@ -644,13 +751,12 @@ class SumMember:
         signers = {each.member for each in signed}
         if len(signers) < len(signed) or not signers <= set(self._survivors):
             raise ProtocolError("malformed", "signatures of members that are not survivors")
-        self._enough(signed, "signatures", self._threshold)
+        self._at_least(signed, "signatures", self._threshold)
         for each in signed:
             name = members[each.member].name
             key = self._identity.public if name == self._name else self._keys(name)
-            if key is None or not verify(key, each.signature, self._signed):
+            if key is None or not verify(key, each.signature, self._content):
                 raise ProtocolError("wrong signature", f"survivors that {name} has not signed")
-        self.opened = True
         survivors = set(self._survivors)
         opened = [
             OpenedShare(owner, seed if owner in survivors else key) for owner, (key, seed) in sorted(self._held.items())
@@ -667,23 +773,29 @@ class SumCollector:
         threshold: see `threshold_of`.
         size: P, the number of values of a model.
 
+    Two members with equal keys do not get on the roster, because no member would go on.
+
     Attributes:
-        spoilt: number of secrets for which wrong shares were left out.
+        wrong: by place of the helper and of the owner: shares that were left out, because they are not what the owner has
+            given the helper, or because the owner has given shares of no secret (helper and owner are the same then).
     """
 
     def __init__(self, context: SumContext, announcements: Sequence[Announcement], threshold: int, size: int) -> None:
-        members = sorted(announcements, key=lambda member: member.name)
+        keys = Counter(key for member in announcements for key in member.comparable_keys())
+        unique = (member for member in announcements if all(keys[key] == 1 for key in member.comparable_keys()))
+        members = sorted(unique, key=lambda member: member.name)
         self._payload = _encode(members)
-        self._roster = _Roster(context, members, self._payload, threshold)
+        self._roster = Roster(context, members, self._payload, threshold)
         self._threshold = threshold
-        self._given: dict[int, dict[int, bytes]] = {}  # by owner: by helper: its sealed shares
+        self._given: dict[int, dict[int, bytes]] = {}  # by owner: by helper: the checks of both shares
+        self._sealed_for: dict[int, list[SealedShares]] = {}  # by helper
         self._total = np.zeros(size, np.uint64)
         self._arrived: list[int] = []  # members whose masked models are in the total
         self._included = self._survivors = b""
         self._signatures: dict[int, bytes] = {}
         self._opened: dict[int, dict[int, bytes]] = {}  # by owner: by helper: a share of one secret
         self._openers: list[int] = []
-        self.spoilt = 0
+        self.wrong: set[tuple[int, int]] = set()
 
     def begin(self, step: SumStep) -> Sequence[str] | None:
         """End the step before, and return the members that are asked this one; None if they are too few."""
@@ -697,17 +809,16 @@ class SumCollector:
             self._survivors = _to_set(asked, len(members))
         elif step == "open":
             asked = sorted(self._signatures)
-        needed = self._roster.remaining if step in ("shares", "survivors") else self._threshold
-        return [members[place].name for place in asked] if len(asked) >= needed else None
+        enough = len(asked) >= self._threshold if step == "open" else self._roster.enough(asked)
+        return [members[place].name for place in asked] if enough else None
 
     def request(self, step: SumStep, name: str) -> bytes:
         """Return the payload of a step for one of the members that are asked."""
         if step == "roster":
             return self._payload
         if step == "shares":
-            place = self._roster.places[name]
-            sealed = [SealedShares(owner, given[place]) for owner, given in sorted(self._given.items()) if place in given]
-            return _encode((self._included, sealed))
+            sealed = self._sealed_for.get(self._roster.places[name], [])
+            return _encode((self._included, sorted(sealed, key=lambda shares: shares.member)))
         if step == "survivors":
             return _encode(self._survivors)
         return _encode([SignedBy(place, signature) for place, signature in sorted(self._signatures.items())])
@@ -723,10 +834,12 @@ class SumCollector:
         """
         place, members = self._roster.places[name], self._roster.members
         if step == "roster":
-            sealed = {each.member: each.sealed for each in _decode(payload, _sealed)}
-            if len(sealed) != self._roster.helpers or place in sealed or max(sealed, default=0) >= len(members):
+            given = {each.member: each for each in _decode(payload, _given)}
+            if len(given) != self._roster.helpers or place in given or max(given, default=0) >= len(members):
                 raise ProtocolError("malformed", "shares for other members than its helpers")
-            self._given[place] = sealed
+            self._given[place] = {helper: each.checks for helper, each in given.items()}
+            for helper, each in given.items():
+                self._sealed_for.setdefault(helper, []).append(SealedShares(place, each.sealed))
         elif step == "shares":
             if len(payload) != 8 * len(self._total):
                 raise ProtocolError("wrong length", f"a masked model of {len(payload)} bytes")
@@ -759,33 +872,48 @@ class SumCollector:
             if seed_or_key is None:
                 return None
             if place in survivors:
-                add_mask(self._total, _self_key(seed_or_key, roster.sum_id), subtract=True)
+                add_mask(self._total, self_key(seed_or_key, roster.sum_id), subtract=True)
                 continue
             for other in survivors:
                 if other in self._given[place] or place in self._given[other]:
-                    key = _mask_key(pairwise_secret(seed_or_key, members[other].masking), roster.sum_id)
-                    add_mask(self._total, key, subtract=other < place)  # what `other` has added, or subtracted
+                    # what `other` has added, or subtracted
+                    add_mask(self._total, roster.mask_key(seed_or_key, place, other), subtract=other < place)
         mean = from_fixed_point(self._total, weight)
         return mean, {members[place].name: members[place].n_samples for place in survivors}
 
     def _recover(self, owner: int, survived: bool) -> bytes | None:
-        """Return a secret of a member, if enough right shares are known.
-
-        If the first ones are wrong, other runs of as many are tried, which leaves out a helper that lies.
-        """
-        shares, needed = sorted(self._opened.get(owner, {}).items()), self._roster.needed
-        announced = self._roster.members[owner]
-        if len(shares) < needed:
+        """Return a secret of a member, if enough right shares are known."""
+        opened, given, needed = self._opened.get(owner, {}), self._given[owner], self._roster.needed
+        at = CHECK_SIZE if survived else 0
+        right = {}
+        for place, share in sorted(opened.items()):
+            if place == owner:
+                continue
+            if _check(share) == given[place][at : at + CHECK_SIZE]:
+                right[place + 1] = share
+            else:
+                self.wrong.add((place, owner))
+        if len(right) < needed and owner in opened:  # its own share has no check: it is used where it alone is missing
+            right[owner + 1] = opened[owner]
+        if len(right) < needed:
             return None
-        for first in range(len(shares)):
-            chosen = [shares[(first + k) % len(shares)] for k in range(needed)]
-            secret = recover_secret({place + 1: share for place, share in chosen})
-            if secret is not None and (
-                _commitment(secret) == announced.commitment if survived else public_key(secret) == announced.masking
-            ):
-                self.spoilt += first > 0
-                return secret
+        secret = recover_secret(dict(list(right.items())[:needed]))
+        announced = self._roster.members[owner]
+        if secret is not None and (
+            _commitment(secret) == announced.commitment if survived else public_key(secret) == announced.masking
+        ):
+            return secret
+        self.wrong.add((owner, owner))
         return None
+
+    def suspects(self) -> list[str]:
+        """Return the names of members that have probably given wrong shares.
+
+        Either the helper or the owner of a wrong share has lied: the one with more of them, or both if there is no such.
+        """
+        count = Counter(place for pair in self.wrong for place in set(pair))
+        found = {place for pair in self.wrong for place in pair if count[place] == max(count[each] for each in pair)}
+        return [self._roster.members[place].name for place in sorted(found)]
 
 
 class SumSizes:
@@ -822,7 +950,7 @@ class SumSizes:
             return len(_list_of(count)) + round(count * (each + content))
 
         if step == "roster":
-            return self._roster, listed(self._helpers, SEALED_SIZE)
+            return self._roster, listed(self._helpers, SEALED_SIZE + 2 + 2 * CHECK_SIZE)
         if step == "shares":
             return 1 + bits + listed(helpers, SEALED_SIZE), 8 * self._size
         if step == "survivors":

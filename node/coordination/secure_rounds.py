@@ -13,9 +13,12 @@ that was lost on the way has no assignment, and continues with its own model, as
 steps together take less than the half that is left, so that a participant that waits for one deadline gets its assignment.
 
 **Once.** Every submission has new keys: after a change of coordinator, the participant submits again with others. But a
-member that has helped to open a sum submits no more in this round, whoever coordinates. The sums of two lists of survivors
-for the same models would differ by one model. As 2 threshold > n + c, two openings need an honest member in common. The
-round is on the disk before the member's shares are sent, because a restarted node may train the same model again.
+member that has signed the survivors of a sum submits no more in this round, whoever coordinates, because its signature may
+open the sum. The sums of two lists of survivors for the same models would differ by one model. As 2 threshold > n + c, two
+lists with enough signatures need an honest member in common. The round is on the disk before the signature is sent, because
+a restarted node may train the same model again, from any of its checkpoints. So a node submits only in rounds after the
+newest one that it has signed, which is never lowered. A node that is made to begin at round 0 again takes part again after
+that round.
 
 **Threads.** Masks of many members take time, and the beats of an election must not wait for it: the member's steps and the
 coordinator's result are computed in other threads. A `SumMember` refuses a step that arrives before the last answer.
@@ -66,13 +69,13 @@ from p2pfl.protocols.wire.messages import SumStep
 TIMES: Mapping[SumStep, float] = {"roster": 1 / 16, "shares": 1 / 4, "survivors": 1 / 16, "open": 1 / 16}
 """Share of the deadline that each step may take; the answer to `shares` is as large as two models."""
 
-
-REPEATED = 2  # rounds that a restarted node may repeat: it has two checkpoints
 NO_MODEL = np.empty(0, np.float32)  # of a submission whose model stays with its sender
 
 
 class OpenedRounds:
-    """Memory of the newest round whose sum a node has helped to open; for simulated nodes, which never restart.
+    """Memory of the newest round whose sum a node has agreed to open, by its signature.
+
+    This one is for simulated nodes, which never restart.
 
     Attributes:
         round: 0 before the first one.
@@ -82,27 +85,32 @@ class OpenedRounds:
         self.round = round
 
     def save(self, round: int) -> None:
-        """Save a round permanently before returning.
+        """Save a round permanently before returning, unless a newer one is saved.
 
         Raises:
             OSError: it could not be saved.
         """
-        self.round = round
+        self.round = max(round, self.round)
 
 
 class SavedOpenedRounds(OpenedRounds):
-    """The same in the facts of a node's folder.
+    """The same in the facts of a node's folder; what it has opened in another federation does not count.
+
+    Args:
+        federation: 16 bytes; b"" for none.
 
     Raises:
         ConfigurationError: they cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(read_facts(folder).opened)
+    def __init__(self, folder: Path, federation: bytes) -> None:
+        facts = read_facts(folder)
+        super().__init__(facts.opened if facts.opened_in == federation else 0)
         self._folder = folder
+        self._federation = federation
 
     def save(self, round: int) -> None:
-        update_facts(self._folder, opened=round)
+        update_facts(self._folder, opened=max(round, self.round), opened_in=self._federation)
         super().save(round)
 
 
@@ -112,7 +120,7 @@ class SecureSums(NamedTuple):
     Attributes:
         federation: 16 bytes.
         threshold: the setting `secure_threshold`.
-        opened: what the node has opened, also before it started.
+        opened: what the node has agreed to open, also before it started.
         source: source of its secrets.
         log: receives an event if a sum is refused, or not opened.
     """
@@ -175,7 +183,6 @@ class SecureRounds:
         self.problem = ""
         self._said = ""  # the last reason in the log
         self._member: SumMember | None = None
-        self._opened_before = sums.opened.round  # the node has started since
         self._asked: dict[SumContext, _Asked] = {}  # a node may coordinate a later term before the sum of an earlier ends
 
     @property
@@ -204,9 +211,9 @@ class SecureRounds:
     # Member
 
     @property
-    def opened(self) -> bool:
-        """Whether this node has helped to open the sum of its last submission."""
-        return self._member is not None and self._member.opened
+    def signed(self) -> bool:
+        """Whether this node has agreed to open the sum of its last submission."""
+        return self._member is not None and self._member.signed
 
     def accepts(self, round: int, params: Parameters) -> bool:
         """Return whether this node may submit a model of a round; log why not."""
@@ -215,8 +222,12 @@ class SecureRounds:
             check_range(params)
         except ConfigurationError as error:
             return self._refuse(round, str(error))
-        if 0 <= self._opened_before - round < REPEATED:
-            return self._refuse(round, "not submitted, because this node has opened its sum before it was started again")
+        if round <= self._sums.opened.round:
+            return self._refuse(
+                round,
+                "not submitted, because this node has already signed the secure sum of round"
+                f" {self._sums.opened.round}; it takes part again after that round, or at once in a new federation",
+            )
         return True
 
     def _refuse(self, round: int, why: str) -> bool:
@@ -239,7 +250,7 @@ class SecureRounds:
         return self._member.announcement
 
     async def answer(self, step: SumStep, payload: bytes) -> Payload | None:
-        """Return this member's answer to a step; None if it cannot save that it has opened the sum.
+        """Return this member's answer to a step; None if it cannot save that it agrees to open the sum.
 
         Raises:
             ProtocolError: the member takes no further part; see p2pfl.protocols.secure_sums.SumMember.
@@ -254,12 +265,13 @@ class SecureRounds:
             raise ProtocolError("not asked for", "a step of a secure sum that this member has left")
         if step == "shares":
             failpoint("sum-shared")
-        elif step == "open":
+        elif step == "survivors":  # nothing was sent so far with which the sum may be opened
             try:
                 self._sums.opened.save(member.round)
             except (OSError, ConfigurationError) as error:
                 why = reason(error) if isinstance(error, OSError) else error
-                self._refuse(member.round, f"cannot save that the sum is opened: {why}")
+                self._member = None  # it must not answer the next step either
+                self._refuse(member.round, f"cannot save that it is signed: {why}")
                 return None
         return Payload.of(answer)
 
@@ -272,7 +284,7 @@ class SecureRounds:
             ProtocolError: it is malformed, or not signed by the member.
         """
         context = self._context(Term(message.membership_version, message.term), message.round)
-        announcement = read_announcement(peer.name, peer.public_info.get("n_samples", 0), opened)
+        announcement = read_announcement(peer.name, peer.public_info.get("n_samples"), opened)
         announcement.check(context, peer.key)
         announcement.check_keys()
         link = peer.link
@@ -351,8 +363,15 @@ class SecureRounds:
             await self._peering.until(partial(answered, waiting), self._deadline * TIMES[step])
             del self._asked[context]
         result = await asyncio.get_running_loop().run_in_executor(None, collector.result)
-        if collector.spoilt:
-            self._peering.rejected["wrong share"] += collector.spoilt
+        if collector.wrong:
+            self._peering.rejected["wrong share"] += len(collector.wrong)
+            self._sums.log.warning(
+                f"round {context.round}: {len(collector.wrong)} wrong shares in the secure sum, probably from"
+                f" {', '.join(collector.suspects())}",
+                kind="sum-shares",
+                round=context.round,
+                members=collector.suspects(),
+            )
         if result is None:
             return self._unopened(context.round, f"fewer than {self.threshold} members have opened it, or with wrong shares")
         mean, samples = result

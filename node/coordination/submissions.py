@@ -124,7 +124,7 @@ class CoordinationClient:
                         self._assigned_in = None if assignment is None else pending.term
                         self._assigned_by = pending.coordinator
                         return assignment
-                    if sums is not None and sums.opened:  # see p2pfl.node.coordination.secure_rounds
+                    if sums is not None and sums.signed:  # see p2pfl.node.coordination.secure_rounds
                         break
         finally:
             self.pending = None

@@ -5,7 +5,7 @@ folder with these facts:
 
 - the number of starts: an older `incarnation` would use numbers of messages twice;
 - the newest term of a vote: with an older `vote` the node could vote twice in a term;
-- the newest secure sum that the node has helped to open: it submits no more in that round;
+- the newest secure sum that the node has agreed to open: it submits in later rounds only;
 - the membership log: an older one would trust former members;
 - the federation, and the admission key: without their files the node would train alone, or answer no tokens;
 - the private steps: an older ledger would spend a privacy budget twice;
@@ -45,7 +45,8 @@ class Facts(msgspec.Struct, frozen=True):
         admission: the public key of the admission key in the folder; b"" for none.
         limits: values of node.toml that limit what the node receives, trains and tells, by dotted key.
         private_steps: the number of private steps in the ledger; see p2pfl.node.privacy_ledger.
-        opened: the newest round whose secure sum the node has helped to open.
+        opened: the newest round whose secure sum the node has agreed to open.
+        opened_in: the federation of that round, 16 bytes; b"" for none.
     """
 
     starts: int = 0
@@ -56,6 +57,7 @@ class Facts(msgspec.Struct, frozen=True):
     limits: dict[str, bool | int | float | str] = {}
     private_steps: int = 0
     opened: int = 0
+    opened_in: bytes = b""
 
 
 def read_facts(folder: Path, disk: Disk = SYSTEM, log: EventLogger | None = None) -> Facts:

@@ -304,6 +304,7 @@ class Assembly:
 
     def _learning(self, incarnation: int) -> dict[str, Any]:
         """Return the arguments that every exchange of this node needs."""
+        membership = self._ready.membership
         return {
             "identity": self._identity,
             "incarnation": incarnation,
@@ -315,7 +316,7 @@ class Assembly:
             "scores": asks_scores(self._policy),
             "claim": {} if self._ledger is None else claim_of(self._config.privacy),
             "fragments": fetches_fragments(self._policy),
-            "opened": SavedOpenedRounds(self._ready.folder),
+            "opened": SavedOpenedRounds(self._ready.folder, b"" if membership is None else membership.federation),
         }
 
 

@@ -43,6 +43,7 @@ from p2pfl.protocols.secure_sums import (
     STEPS,
     SumSizes,
     check_range,
+    counted_of,
     from_fixed_point,
     remaining_of,
     shares_of,
@@ -293,6 +294,7 @@ class ModelledSum:
         self._sizes = SumSizes(self._samples, owner.encoder.layout.size)
         self._threshold = threshold_of(owner.network.settings.secure_threshold, len(owner.network.peers))
         self._remaining = remaining_of(len(self._models), self._threshold)
+        self._counted = counted_of(self._samples)
         self._included: Sequence[str] = ()
         self._survivors: Sequence[str] = ()
         self._then = then
@@ -303,8 +305,10 @@ class ModelledSum:
 
     def _ask(self, number: int, members: Sequence[str]) -> None:
         """Ask the members that have answered the steps so far another one; open the sum after the last one."""
-        remaining = number < len(STEPS) and STEPS[number] in ("shares", "survivors")
-        if len(members) < (self._remaining if remaining else self._threshold):
+        models = number < len(STEPS) and STEPS[number] in ("roster", "shares", "survivors")
+        counted = len(self._counted.intersection(members)) if models else len(members)
+        remaining = self._remaining if models else self._threshold
+        if len(members) < remaining or counted < self._threshold:
             self._then(StepResult({}, {}, {}))
             return
         if number == len(STEPS):

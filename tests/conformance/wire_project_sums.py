@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from p2pfl.protocols import secure_sums as sums
-from p2pfl.protocols.secure_sums import SEALED_SIZE, Announcement, SumCollector, SumContext, SumMember, read_announcement
+from p2pfl.protocols.secure_sums import Announcement, SumCollector, SumContext, SumMember, read_announcement
 from tests.conformance.wire_keys import KEYS
 
 
@@ -50,9 +50,8 @@ def check_sum(given):
     names = [each.name for each in roster]
     collector = SumCollector(context(given), roster, given["threshold"], given["size"])
     assert collector.request("roster", names[0]).hex() == given["roster"]
-    for place in given["included"]:
-        others = [[other, bytes(SEALED_SIZE)] for other in range(len(names)) if other != place]
-        collector.take("roster", names[place], b"", msgspec.msgpack.encode(others))
+    for place, shares in given["given"]:
+        collector.take("roster", names[place], b"", bytes.fromhex(shares))
     collector.begin("shares")
     for place, masked in given["masked"]:
         collector.take("shares", names[place], b"", bytes.fromhex(masked))

@@ -27,6 +27,7 @@ MESSAGES = {
 }
 MANY = 65536
 SHARES = structure({"place": U32, "sealed": blob(82, 82)})
+GIVEN = array_of(structure({"place": U32, "sealed": blob(82, 82), "checks": B32}), MANY)
 ROSTER = array_of(
     structure({"name": WORD, "n_samples": U32, "sealing": B32, "masking": B32, "commitment": B32, "signature": B64}), MANY
 )
@@ -48,8 +49,8 @@ def for_me(value):
     return SET(value[0]), array_of(SHARES, MANY)(value[1])
 
 
-def label(what):
-    return f"{LABEL}{what} 1\0".encode() if what else b"p2pfl secure sum 1\0"
+def label(what, version=1):
+    return f"{LABEL}{what} {version}\0".encode() if what else b"p2pfl secure sum 1\0"
 
 
 def context(given):
@@ -82,6 +83,16 @@ def mask(key, size):
     return struct.unpack(f"<{size}Q", stream)
 
 
+def mask_use(members, one, other):
+    low, high = min(one, other), max(one, other)
+    return label("mask", 2) + struct.pack(">II", low, high) + members[low]["masking"] + members[high]["masking"]
+
+
+def comparable(key):
+    """Return the point times 2^254, which has lost its part of small order; without it."""
+    return agree(bytes(32), key)
+
+
 def places(data, members):
     value = int.from_bytes(data, "little")
     expect(len(data) == (members + 7) // 8 and value < 1 << members, "malformed")
@@ -98,8 +109,7 @@ def check_announcement(given):
     expect(len(data) == 160, "wrong length")
     said = {"sealing": data[:32], "masking": data[32:64], "commitment": data[64:96], "signature": data[96:]}
     check_signature(given, bytes.fromhex(given["key"]), said | {"n_samples": given["n_samples"]})
-    for key in ("sealing", "masking"):
-        agree(bytes(range(32)), said[key])
+    expect(comparable(said["sealing"]) != comparable(said["masking"]), "malformed")
     return {name: value.hex() for name, value in said.items()}
 
 
@@ -121,6 +131,10 @@ class Member:
     def enough(self, some):
         expect(len(some) >= self.given["threshold"], "malformed")
 
+    def enough_samples(self, some):
+        counted = [place for place in some if weights_of(self.members)[place]]
+        expect(len(counted) >= self.given["threshold"], "malformed")
+
     def roster(self, payload):
         self.members = read(payload, ROSTER)
         names = [each["name"] for each in self.members]
@@ -132,20 +146,23 @@ class Member:
                 check_signature(self.given, self.voters[each["name"]], each)
         expect(self.said in self.members, "malformed")
         self.own = self.members.index(self.said)
+        self.enough_samples(range(len(names)))
+        keys = {comparable(each[key]) for each in self.members for key in ("sealing", "masking")}
+        expect(len(keys) == 2 * len(names), "malformed")
         self.sum_id = sha256(label("") + context(self.given) + payload).digest()
         return None  # the shares are random
 
     def shares(self, payload):
         found, given = read(payload, for_me)
         self.included = places(found, len(self.members))
-        self.enough(self.included)
+        self.enough_samples(self.included)
         owners = [each["place"] for each in given]
         expect(self.own in self.included and len(set(owners)) == len(owners), "malformed")
         expect(set(owners) <= self.included - {self.own}, "malformed")
         self.held = {}
         for each in given:
             owner = self.members[each["place"]]
-            use = label("share") + owner["sealing"] + self.said["sealing"]
+            use = label("share", 2) + struct.pack(">II", each["place"], self.own) + owner["sealing"] + self.said["sealing"]
             seal = ChaCha20Poly1305(derive(agree(self.sealing, owner["sealing"]), self.sum_id, use))
             try:
                 both = seal.decrypt(bytes(12), each["sealed"], None)
@@ -158,7 +175,8 @@ class Member:
         masks = [(1, derive(self.self_seed, self.sum_id, label("self mask")))]
         for place in self.included - {self.own}:
             secret = agree(self.masking, self.members[place]["masking"])
-            masks.append((1 if self.own < place else -1, derive(secret, self.sum_id, label("mask"))))
+            use = mask_use(self.members, self.own, place)
+            masks.append((1 if self.own < place else -1, derive(secret, self.sum_id, use)))
         for sign, key in masks:
             numbers = [a + sign * b for a, b in zip(numbers, mask(key, len(numbers)), strict=True)]
         return struct.pack(f"<{len(numbers)}Q", *(a % 2**64 for a in numbers)).hex()
@@ -166,7 +184,7 @@ class Member:
     def survivors(self, payload):
         data = read(payload, SET)
         self.survived = places(data, len(self.members))
-        self.enough(self.survived)
+        self.enough_samples(self.survived)
         expect(self.survived <= self.included and self.own in self.survived, "malformed")
         included = sum(1 << k for k in self.included).to_bytes((len(self.members) + 7) // 8, "little")
         self.content = label("survivors") + self.sum_id + included + data
@@ -206,29 +224,47 @@ def recover(shares):
     return (total % FIELD).to_bytes(33, "big")[1:]
 
 
+def right_helpers(known, checks):
+    return [k for k in sorted(known.keys() & checks) if sha256(label("check") + known[k]).digest()[:16] == checks[k]]
+
+
+def is_secret(secret, member, survived):
+    if survived:
+        return sha256(label("commitment") + secret).digest() == member["commitment"]
+    return public(secret) == member["masking"]
+
+
 def check_sum(given):
     payload = bytes.fromhex(given["roster"])
     members, size = read(payload, ROSTER), given["size"]
     sum_id = sha256(label("") + context(given) + payload).digest()
     total, survivors, shares = [0] * size, [], {}
+    given_by = {owner: read(bytes.fromhex(data), GIVEN) for owner, data in given["given"]}
     for place, data in given["masked"]:
         expect(len(data) == 16 * size, "wrong length")
         survivors.append(place)
         total = [a + b for a, b in zip(total, struct.unpack(f"<{size}Q", bytes.fromhex(data)), strict=True)]
     for opener, data in given["opened"]:
         for each in read(bytes.fromhex(data), OPENED):
-            shares.setdefault(each["owner"], {})[opener + 1] = int.from_bytes(each["share"], "big")
+            shares.setdefault(each["owner"], {})[opener] = each["share"]
     keys = []
-    for place in given["included"]:
-        some = dict(sorted(shares.get(place, {}).items())[: given["threshold"]])
+    for place in given_by:
+        known = shares.get(place, {})
+        half = slice(16, 32) if place in survivors else slice(16)
+        right = right_helpers(known, {each["place"]: each["checks"][half] for each in given_by[place]})
+        some = {helper + 1: int.from_bytes(known[helper], "big") for helper in right[: given["threshold"]]}
+        if len(some) < given["threshold"] and place in known:
+            some[place + 1] = int.from_bytes(known[place], "big")
         if len(some) < given["threshold"]:
             return {"mean": None, "samples": None}
         secret = recover(some)
+        if not is_secret(secret, members[place], place in survivors):
+            return {"mean": None, "samples": None}
         if place in survivors:
             keys.append((-1, derive(secret, sum_id, label("self mask"))))
             continue
         for other in survivors:
-            shared = derive(agree(secret, members[other]["masking"]), sum_id, label("mask"))
+            shared = derive(agree(secret, members[other]["masking"]), sum_id, mask_use(members, place, other))
             keys.append((-1 if other < place else 1, shared))
     for sign, key in keys:
         total = [a + sign * b for a, b in zip(total, mask(key, size), strict=True)]

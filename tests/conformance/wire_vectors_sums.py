@@ -101,6 +101,9 @@ def announcement_vectors(v):
         head = b"p2pfl secure sum announcement 1\0" + SumContext(ID, 3, 8, 4).encode() + (50).to_bytes(4, "big")
         weak = content + KEYS["alice"].sign(head + content)
         bad(f"a {what} key of small order", "malformed", "the shared secret is 0", weak)
+    for what, key in (("equal keys", data[:32]), ("keys that differ in bit 255", data[:31] + bytes([data[31] ^ 128]))):
+        content = data[:32] + key + data[64:96]
+        bad(what, "malformed", "they give equal secrets", content + KEYS["alice"].sign(head + content))
 
 
 def member_vectors(v):
@@ -143,6 +146,30 @@ def member_vectors(v):
     bad("a roster without the member", "malformed", "alice is missing", "roster", pack(entries[1:]))
     other = [[*entries[0][:1], 49, *entries[0][2:]], *entries[1:]]
     bad("with other samples of the member", "malformed", "49, not 50", "roster", pack(other))
+
+    def announced(place, **changes):
+        """Return the roster with one announcement changed by its member."""
+        names = ("name", "n_samples", "sealing", "masking", "commitment", "signature")
+        entry = dict(zip(names, entries[place], strict=True)) | changes
+        head = b"p2pfl secure sum announcement 1\0" + SumContext(ID, 3, 8, 4).encode()
+        content = entry["n_samples"].to_bytes(4, "big") + entry["sealing"] + entry["masking"] + entry["commitment"]
+        signature = KEYS[entry["name"]].sign(head + content)
+        return [*entries[:place], [*list(entry.values())[:5], signature], *entries[place + 1 :]]
+
+    order = 2**255 - 19
+    for what, key in {
+        "the same": entries[1][3],
+        "the same in bit 255": entries[1][3][:31] + bytes([entries[1][3][31] ^ 128]),
+        "the same plus the point of order 2": pow(int.from_bytes(entries[1][3], "little"), order - 2, order).to_bytes(
+            32, "little"
+        ),
+    }.items():
+        bad(f"bob's masking key for dave: {what}", "malformed", "equal secrets", "roster", pack(announced(3, masking=key)))
+    bad("bob's sealing key for dave", "malformed", "equal", "roster", pack(announced(3, sealing=entries[1][2])))
+    few = announced(3, n_samples=0)
+    v.good("one of four without samples", "sum member", **base, steps=[["roster", pack(few).hex()]])
+    few[1] = announced(1, n_samples=0)[1]
+    bad("too few with samples", "malformed", "two", "roster", pack(few))
     bad("too few are included", "malformed", "two", "shares", pack([b"\x03", []]))
     bad("the member is not included", "malformed", "bob, carol and dave", "shares", pack([b"\x0e", []]))
     bad("a set that is too long", "malformed", "two bytes for four", "shares", pack([b"\x0f\x00", []]))
@@ -171,11 +198,11 @@ def member_vectors(v):
 
 def sum_vectors(v):
     def given(run, **changes):
-        included = [place for place, name in enumerate(NAMES) if ("roster", name) in run]
+        shares = [[k, run["roster", name][1].hex()] for k, name in enumerate(NAMES) if ("roster", name) in run]
         masked = [[k, run["shares", name][1].hex()] for k, name in enumerate(NAMES) if ("shares", name) in run]
         opened = [[k, run["open", name][1].hex()] for k, name in enumerate(NAMES) if ("open", name) in run]
         roster = next(request for (step, _), (request, _) in run.items() if step == "roster")
-        base = ROUND | {"roster": roster.hex(), "threshold": 3, "size": 4, "included": included}
+        base = ROUND | {"roster": roster.hex(), "threshold": 3, "size": 4, "given": shares}
         return base | {"masked": masked, "opened": opened} | changes
 
     def good(name, run, **changes):
@@ -196,6 +223,16 @@ def sum_vectors(v):
         run, _ = played(lambda step, name, fate=fate: (step, name) == fate)
         good(name, run)
     good("too few open", said, opened=given(said)["opened"][:2])
+
+    def lies(*liars):
+        """Return the opened shares, in which some give wrong ones of all others."""
+        wrong = {k: unpacked(bytes.fromhex(data)) for k, data in given(said)["opened"]}
+        for k in liars:
+            wrong[k] = [[owner, share if owner == k else flipped(share)] for owner, share in wrong[k]]
+        return [[k, pack(shares).hex()] for k, shares in wrong.items()]
+
+    good("wrong shares of one are left out", said, opened=lies(2))
+    good("two give wrong shares", said, opened=lies(0, 2))
     bad("a short masked model", "wrong length", "31 bytes", masked=[[0, said["shares", "alice"][1].hex()[:-2]]])
     bad("opened shares that are no array", "malformed", "nil", opened=[[0, "c0"]])
     bad("a short share", "malformed", "32 bytes", opened=[[0, pack([[0, bytes(32)]]).hex()]])

@@ -7,6 +7,7 @@ from math import comb
 
 import numpy as np
 import pytest
+from cryptography.exceptions import InvalidTag
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import msgpack
@@ -34,13 +35,14 @@ def key_of(name):
 class Group:
     """Members of one round, and the coordinator's side of their sum."""
 
-    def __init__(self, n, *, seed=0, threshold=None, size=SIZE, models=None):
+    def __init__(self, n, *, seed=0, threshold=None, size=SIZE, models=None, samples=None):
         self.names = [f"n{k:02}" for k in range(n)]
         self.threshold = threshold or threshold_of(0, n)
         draws, rng = random.Random(seed), np.random.default_rng(seed)
         self.source = draws.randbytes
         self.models = models or {name: rng.normal(size=size).astype(np.float32) for name in self.names}
-        self.samples = {name: draws.randint(1, 100) for name in self.names}
+        self.samples = {name: draws.randint(1, 100) for name in self.names} | (samples or {})
+        self.secrets = {}
         self.members = {name: self.member(name) for name in self.names}
         announced = [member.announcement for member in self.members.values()]
         self.collector = SumCollector(CONTEXT, announced, self.threshold, size)
@@ -48,7 +50,13 @@ class Group:
 
     def member(self, name, context=CONTEXT):
         arguments = (name, identity(name), context, self.models[name], self.samples[name])
-        return SumMember(*arguments, keys=key_of, threshold=self.threshold, source=self.source)
+        self.secrets[name] = drawn = []  # the first ones are the sealing key, the masking key and the self seed
+
+        def source(size):
+            drawn.append(self.source(size))
+            return drawn[-1]
+
+        return SumMember(*arguments, keys=key_of, threshold=self.threshold, source=source)
 
     def run(self, until=None, lost=lambda step, name: False):
         """Run the steps before one of them; return whether enough members have taken part in each."""
@@ -145,7 +153,7 @@ def test_helpers_are_drawn_from_secrets(sparse):
         group.members["n00"] = member = group.member("n00")
         announced = [group.members[name].announcement for name in group.names]
         payload = SumCollector(CONTEXT, announced, group.threshold, SIZE).request("roster", "n00")
-        return [place for place, _ in msgpack.decode(member.answer("roster", payload))]
+        return [place for place, _, _ in msgpack.decode(member.answer("roster", payload))]
 
     drawn = [helpers(seed) for seed in range(4)]
     assert {len(each) for each in drawn} == {18}
@@ -166,14 +174,25 @@ def test_members_without_samples_count_equally():
     assert sums.shares_of({"a": 0, "b": 0}) == {"a": 0.5, "b": 0.5}
 
 
-def test_survivors_without_weight_have_no_mean():
-    group = Group(4)
-    group.samples = dict.fromkeys(group.names, 0) | {"n00": 5}
-    group.members = {name: group.member(name) for name in group.names}
-    announced = [member.announcement for member in group.members.values()]
-    group.collector = SumCollector(CONTEXT, announced, group.threshold, SIZE)
-    assert group.run(lost=lambda step, name: (step, name) == ("shares", "n00"))
-    assert group.collector.result() is None
+@pytest.mark.parametrize("step", ["roster", "shares"])
+def test_members_without_samples_do_not_count_for_the_threshold(step):
+    """Three of five are enough here; n03 and n04 hide nobody's model."""
+    group = Group(5, threshold=3, samples={"n03": 0, "n04": 0})
+    assert group.run()
+    assert group.collector.result() is not None
+    group = Group(5, threshold=3, samples={"n03": 0, "n04": 0})
+    assert not group.run(lost=lambda at, name: (at, name) == (step, "n02"))
+    left = as_set(0, 1, 3, 4)
+    following = {"roster": ("shares", msgpack.encode((left, []))), "shares": ("survivors", msgpack.encode(left))}[step]
+    with pytest.raises(ProtocolError, match=r"a sum of 2 .* with samples, and 3 are needed"):
+        group.members["n00"].answer(*following)
+
+
+def test_roster_of_too_few_members_with_samples_is_refused():
+    group = Group(5, samples={"n02": 0, "n03": 0})
+    assert group.collector.begin("roster") is None
+    with pytest.raises(ProtocolError, match="a sum of 3 announcements with samples, and 4 are needed"):
+        group.members["n00"].answer("roster", group.collector.request("roster", "n00"))
 
 
 @pytest.mark.parametrize("value", [2.0**20 + 1, np.inf, np.nan])
@@ -298,7 +317,40 @@ def test_wrong_share_of_one_helper_is_left_out():
         group.collector.take("open", name, key_of(name), answer)
     mean, _ = group.collector.result()
     assert np.all(np.abs(mean - group.exact(group.names)) <= group.error_bound(group.names))
-    assert group.collector.spoilt == 5
+    assert group.collector.wrong == {(0, owner) for owner in range(1, 5)}
+    assert group.collector.suspects() == ["n00"]
+
+
+def test_wrong_shares_of_many_helpers_are_left_out_at_once(monkeypatch):
+    """Three of ten lie, and seven right shares are needed: each secret is recovered at the first attempt."""
+    tried, recover = [], sums.recover_secret
+    monkeypatch.setattr(sums, "recover_secret", lambda shares: tried.append(shares) or recover(shares))
+    group, liars = Group(10), ("n00", "n05", "n08")
+    group.run(until="open")
+    group.collector.begin("open")
+    for name in group.names:
+        answer = group.members[name].answer("open", group.collector.request("open", name))
+        if name in liars:
+            answer = msgpack.encode([(owner, bytes(33)) for owner, _ in msgpack.decode(answer)])
+        group.collector.take("open", name, key_of(name), answer)
+    assert group.threshold == 7
+    mean, _ = group.collector.result()
+    assert np.all(np.abs(mean - group.exact(group.names)) <= group.error_bound(group.names))
+    assert len(tried) == 10
+    assert group.collector.suspects() == list(liars)
+
+
+def test_owner_of_no_secret_is_named():
+    """Its shares have the checks that it has given, but not the secret to which it has committed."""
+    group = Group(4)
+    member = group.members["n01"]
+    unsigned = replace(member.announcement, commitment=bytes(32))
+    member.announcement = replace(unsigned, signature=identity("n01").sign(unsigned.content(CONTEXT)))
+    announced = [each.announcement for each in group.members.values()]
+    group.collector = SumCollector(CONTEXT, announced, group.threshold, SIZE)
+    assert group.run()
+    assert group.collector.result() is None
+    assert group.collector.suspects() == ["n01"]
 
 
 def test_wrong_shares_of_too_many_helpers_open_nothing():
@@ -311,6 +363,99 @@ def test_wrong_shares_of_too_many_helpers_open_nothing():
             answer = msgpack.encode([(owner, bytes(33)) for owner, _ in msgpack.decode(answer)])
         group.collector.take("open", name, key_of(name), answer)
     assert group.collector.result() is None
+
+
+# Members that announce keys of others
+
+ORDER = 2**255 - 19
+COPIES = {
+    "the same": bytes,
+    "plus the point of order 2": lambda key: pow(int.from_bytes(key, "little"), ORDER - 2, ORDER).to_bytes(32, "little"),
+    "bit 255": lambda key: key[:31] + bytes([key[31] ^ 128]),
+}
+
+
+def announce_copies(group, pairs, copy, field):
+    """Return the announcements, in which the first of each pair has the key of the second."""
+    announced = {name: member.announcement for name, member in group.members.items()}
+    for name, other in pairs.items():
+        key = copy(getattr(announced[other], field))
+        unsigned = replace(announced[name], **{field: key})
+        announced[name] = replace(unsigned, signature=identity(name).sign(unsigned.content(CONTEXT)))
+    return list(announced.values())
+
+
+def compare_other_fields(monkeypatch):
+    """Let equal keys pass, to show that they would not help either."""
+    monkeypatch.setattr(sums.Announcement, "comparable_keys", lambda self: (self.signature, self.commitment))
+
+
+@pytest.mark.parametrize("copy", COPIES.values(), ids=list(COPIES))
+@pytest.mark.parametrize(("n", "c"), [(3, 1), (4, 1), (7, 2), (10, 3)])
+def test_copied_masking_keys_cancel_no_masks(monkeypatch, n, c, copy):
+    """Colluding members announce the keys of all other honest survivors; n - t honest ones have dropped out."""
+    compare_other_fields(monkeypatch)
+    group = Group(n)
+    dropped, honest = group.names[: n - group.threshold], group.names[n - group.threshold : n - c]
+    *targets, victim = honest
+    announced = announce_copies(group, dict(zip(group.names[n - c :], targets, strict=True)), copy, "masking")
+    group.collector = SumCollector(CONTEXT, announced, group.threshold, SIZE)
+    payload = group.collector.request("roster", victim)
+    member = group.members[victim]
+    member.answer("roster", payload)
+    everybody = sum(1 << place for place in range(n)).to_bytes(-(-n // 8), "little")
+    left = np.frombuffer(member.answer("shares", msgpack.encode((everybody, []))), "<u8").copy()
+    roster, place = sums.Roster(CONTEXT, announced, payload, group.threshold), group.names.index(victim)
+    left -= sums.to_fixed_point(group.models[victim], roster.weights[victim])
+    sums.add_mask(left, sums.self_key(group.secrets[victim][2], roster.sum_id), subtract=True)
+    for name in dropped:  # what the coordinator may open
+        other = group.names.index(name)
+        sums.add_mask(left, roster.mask_key(group.secrets[name][1], other, place), subtract=place < other)
+    assert np.all(left != 0)  # the masks with the targets, and with the members that have copied their keys
+
+
+def test_copied_sealing_key_makes_other_seals(monkeypatch):
+    compare_other_fields(monkeypatch)
+    group = Group(3)
+    announced = announce_copies(group, {"n02": "n00"}, bytes, "sealing")
+    payload = SumCollector(CONTEXT, announced, 3, SIZE).request("roster", "n01")
+    given = {place: sealed for place, sealed, _ in msgpack.decode(group.members["n01"].answer("roster", payload))}
+    seal = sums.Roster(CONTEXT, announced, payload, 3).seal(group.secrets["n00"][0], 0, 1, 0)
+    assert len(seal.decrypt(bytes(12), given[0], None)) == 66
+    with pytest.raises(InvalidTag):
+        seal.decrypt(bytes(12), given[2], None)
+
+
+@pytest.mark.parametrize("copy", COPIES.values(), ids=list(COPIES))
+@pytest.mark.parametrize("field", ["masking", "sealing"])
+def test_roster_with_equal_keys_is_refused(copy, field):
+    group = Group(4)
+    announced = announce_copies(group, {"n03": "n01"}, copy, field)
+    with pytest.raises(ProtocolError, match="a roster with equal keys"):
+        group.members["n00"].answer("roster", msgpack.encode(announced))
+
+
+def test_members_with_equal_keys_do_not_get_on_the_roster():
+    group = Group(6, threshold=4)
+    announced = announce_copies(group, {"n05": "n01"}, bytes, "masking")
+    group.collector = SumCollector(CONTEXT, announced, group.threshold, SIZE)
+    assert group.run()
+    assert group.collector.result()[1].keys() == {"n00", "n02", "n03", "n04"}
+
+
+def test_announcement_with_equal_keys_is_refused():
+    announced = Group(3).members["n00"].announcement
+    with pytest.raises(ProtocolError, match="equal keys"):
+        replace(announced, masking=announced.sealing).check_keys()
+
+
+@pytest.mark.parametrize("n_samples", [True, "x", 1.5, -1, 2**32, None])
+def test_announcement_without_number_of_samples_is_refused(n_samples):
+    payload = Group(3).members["n00"].announcement.encode()
+    assert sums.read_announcement("n00", 2**32 - 1, payload).n_samples == 2**32 - 1
+    with pytest.raises(ProtocolError, match="n_samples") as refused:
+        sums.read_announcement("n00", n_samples, payload)
+    assert refused.value.cause == "malformed"
 
 
 # A coordinator that lies
@@ -374,7 +519,6 @@ def test_signatures_of_another_list_open_nothing():
     payload = msgpack.encode(list(enumerate(signed)))
     with pytest.raises(ProtocolError, match="survivors that n02 has not signed"):
         group.members["n00"].answer("open", payload)
-    assert not group.members["n00"].opened
 
 
 def test_different_rosters_hide_everything():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import msgpack
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.coordination.secure_rounds import OpenedRounds, SavedOpenedRounds
+from p2pfl.node.coordination.secure_rounds import OpenedRounds, SavedOpenedRounds, SecureRounds, SecureSums
 from p2pfl.node.exchange.message_exchange import payload_limit
 from p2pfl.node.settings import Settings, check_policy
 from p2pfl.node.status.snapshot import exchange_state
@@ -34,6 +34,7 @@ from tests.support.council import FEDERATION, HONEST, KEYS, SAMPLES, SIZE, counc
 from tests.support.council import NAMES as NAMES_OF_COUNCIL
 from tests.support.depth import many
 from tests.support.federation import LATENCY, Watch, play
+from tests.support.logs import log_to
 
 NAMES = ("alice", "bob", "carol", "dave", "erin")
 ROUNDS = 4
@@ -182,11 +183,11 @@ def test_member_that_has_opened_does_not_submit_again():
 
 def test_restarted_node_does_not_submit_where_it_has_opened(tmp_path):
     """The round is in the facts of its folder, and only later rounds are submitted."""
-    SavedOpenedRounds(tmp_path).save(1)
-    assert SavedOpenedRounds(tmp_path).round == 1
+    SavedOpenedRounds(tmp_path, FEDERATION).save(1)
+    assert SavedOpenedRounds(tmp_path, FEDERATION).round == 1
 
     async def main():
-        options = {"secure": True, "opened": {"alice": SavedOpenedRounds(tmp_path)}}
+        options = {"secure": True, "opened": {"alice": SavedOpenedRounds(tmp_path, FEDERATION)}}
         async with council(CoordinatedFedAvg(), **options) as (here, mallory):
             for round in (1, 2):
                 member = Member(here, mallory, round)
@@ -200,7 +201,54 @@ def test_restarted_node_does_not_submit_where_it_has_opened(tmp_path):
     assert here.assigned["alice"][1] is None
     assert here.assigned["bob"][1].weights.keys() == set(NAMES_OF_COUNCIL) - {"alice"}
     assert here.assigned["bob"][2].weights.keys() == set(NAMES_OF_COUNCIL)
-    assert SavedOpenedRounds(tmp_path).round == 2
+    assert SavedOpenedRounds(tmp_path, FEDERATION).round == 2
+
+
+def test_newest_signed_round_is_never_lowered(tmp_path):
+    """A node that has gone back further than its newest checkpoint refuses every round up to it."""
+    opened = SavedOpenedRounds(tmp_path, FEDERATION)
+    opened.save(10)
+    opened.save(5)
+    assert opened.round == SavedOpenedRounds(tmp_path, FEDERATION).round == 10
+    assert SavedOpenedRounds(tmp_path, b"f" * 16).round == 0  # another federation has other rounds
+
+    lines = []
+    sums = SecureSums(KEYS["alice"], FEDERATION, 0, opened, log=log_to(lines))
+    rounds = SecureRounds(None, None, sums, size=SIZE, deadline=1.0)
+    assert [round for round in (1, 7, 8, 9, 10, 11) if rounds.accepts(round, own("alice", round))] == [11]
+    assert len(lines) == 5
+    assert "already signed the secure sum of round 10; it takes part again after that round" in str(lines[0])
+
+
+def test_member_that_has_signed_does_not_submit_again():
+    """A coordinator that is lost after it has all signatures, before any member has opened the sum."""
+
+    async def test(federation):
+        federation.start()
+        await federation.round("alice", 1)
+        (lost,) = {node.exchange.election.coordinator for node in federation.nodes.values()}
+        who.append(lost)
+        cable, usual = federation.cable, federation.cable.arrival
+        signatures = OVERHEAD + len(msgpack.encode([(place, bytes(64)) for place in range(len(NAMES))]))
+
+        def arrival(source, target, bytes, now):
+            if (source, bytes) == (lost, signatures):  # the first request to open, of round 2
+                cable.cut.add(lost)
+            return usual(source, target, bytes, now)
+
+        cable.arrival = arrival
+        await federation.done(*(name for name in NAMES if name != lost))
+        federation.running[lost].cancel()
+
+    who = []
+    federation = play(test, NAMES, settings(), policy=CoordinatedFedAvg, period=1.0)
+    assert who[0] in federation.cable.cut
+    others = set(NAMES) - set(who)
+    for name in others:
+        weights = federation.watch[name].weights
+        assert weights[1].keys() == set(NAMES)
+        assert weights[2] == {name: 1.0}
+        assert weights[ROUNDS].keys() == others
 
 
 def test_node_that_cannot_save_does_not_open():
