@@ -87,7 +87,7 @@ def attack_by_canaries(
             if found > best["epsilon"]:
                 best = {"epsilon": found, "guesses": 2 * half, "right": right, "tensor": name}
     promised = max(plan.epsilon(plan.steps) for plan in budgets)
-    alike = len({(plan.rate, plan.steps, plan.mechanism.noise, plan.privacy.delta) for plan in budgets}) == 1
+    alike = len({(plan.rate, plan.steps, _hidden(plan), plan.privacy.delta) for plan in budgets}) == 1
     return {
         "nodes": len(with_budget),
         "canaries": len(there),
@@ -97,6 +97,11 @@ def attack_by_canaries(
         "at_least": best.pop("epsilon"),
         **({"by_curve": _by_curve(budgets[0], len(there), tried, error)} if alike else {}),
     } | best
+
+
+def _hidden(plan: PrivacyPlan) -> float:
+    """Return the standard deviation of the noise that protects a sample, divided by the clip."""
+    return plan.hidden or plan.mechanism.noise
 
 
 def _by_curve(plan: PrivacyPlan, canaries: int, tried: Sequence[tuple[int, int]], error: float) -> float:
@@ -113,7 +118,7 @@ def _by_curve(plan: PrivacyPlan, canaries: int, tried: Sequence[tuple[int, int]]
         curve = Curve(EPSILONS, np.array(deltas_of(plan.rate, noise, plan.steps, EPSILONS.tolist())))
         return any(refutes_curve(curve, canaries, guesses, right, error) for guesses, right in tried)
 
-    low, high = max(LEAST_NOISE, plan.mechanism.noise / WIDEST), WIDEST * plan.mechanism.noise
+    low, high = max(LEAST_NOISE, _hidden(plan) / WIDEST), WIDEST * _hidden(plan)
     if not refuted(high):
         return 0.0
     for _ in range(HALVINGS):
