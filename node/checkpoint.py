@@ -28,6 +28,7 @@ from p2pfl.budget import TrainingState
 from p2pfl.errors import ConfigurationError, P2pflError
 from p2pfl.node.conduct import ConductState
 from p2pfl.node.exchange.model_encoding import Published
+from p2pfl.node.folder.config import CHECKPOINT_MAGIC
 from p2pfl.node.log import LOG
 from p2pfl.node.policy_api import PeersState
 from p2pfl.node.settings import Used
@@ -37,7 +38,6 @@ from p2pfl.privacy import PrivacyState, PrivacyTracker
 from p2pfl.task import Task
 
 AFRESH = "move the checkpoints (checkpoint, checkpoint.1, checkpoint.2) away to start from round 0"
-_MAGIC = b"p2pfl checkpoint 1\n"
 Array = tuple[str, list[int], bytes]
 """Type, shape and values of an array."""
 
@@ -200,7 +200,7 @@ class FileStore:
         """
         with self._lock, self._tries.tolerate():
             content = msgspec.msgpack.encode(msgspec.structs.replace(checkpoint, saves=self._saves + 1))
-            write_sealed(self.path, _MAGIC, content, before=self._shift, disk=self._disk)
+            write_sealed(self.path, CHECKPOINT_MAGIC, content, before=self._shift, disk=self._disk)
             self._saves += 1
             self.round = checkpoint.round
             failpoint("checkpoint-saved")
@@ -284,7 +284,7 @@ class FileStore:
 
 def _read(path: Path, disk: Disk) -> Checkpoint:
     try:
-        return msgspec.msgpack.decode(read_sealed(path, _MAGIC, disk), type=Checkpoint)
+        return msgspec.msgpack.decode(read_sealed(path, CHECKPOINT_MAGIC, disk), type=Checkpoint)
     except msgspec.MsgspecError as error:
         raise ConfigurationError(
             f"{path} was written by another version of p2pfl ({error}); move it away to start from round 0"

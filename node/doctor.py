@@ -251,7 +251,10 @@ def check_ledger(folder: Path) -> list[Finding]:
     except ConfigurationError as error:
         result, _, remedy = str(error).partition("; ")
         return [Finding("ledger", False, result, remedy)]
-    return [] if found is None else [Finding("ledger", True, f"{found.made:,} private steps")]
+    if found is None:
+        return []
+    without = "; the node has trained without a privacy budget too" if found.unprotected else ""
+    return [Finding("ledger", True, f"{found.made:,} private steps{without}")]
 
 
 def check_disk(folder: Path, needed: int = 0) -> Finding:

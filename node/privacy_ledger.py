@@ -18,12 +18,13 @@ changes. The ledger survives the federations: the data are the same in the next 
 What must never be: a count that begins again. So a ledger is refused, with a remedy, if it is damaged, if it has fewer steps
 than the checkpoint or the facts of the last start say, if it is missing although these know of steps, or if peers have
 shown that the folder is an older copy. A node whose ledger has steps does not start without a budget, and one that has
-trained without a budget does not start with one.
+trained without a budget does not start with one. Its checkpoint shows that. A node that enters a federation sets its
+checkpoint aside, and notes in the ledger before that it has trained without a budget (`note_unprotected`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -33,10 +34,12 @@ from p2pfl._util.atomic_files import DamagedFileError, explain, read_sealed, rea
 from p2pfl._util.disk import SYSTEM, Disk
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.failpoints import failpoint
+from p2pfl.budget import TrainingState
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.folder.config import CHECKPOINT_MAGIC
 from p2pfl.node.log import LOG
 from p2pfl.policy import PlannedTraining
-from p2pfl.privacy import SECRET, Part, Privacy, continue_plan, plan_privacy
+from p2pfl.privacy import SECRET, Part, Privacy, PrivacyState, continue_plan, plan_privacy
 
 LEDGER = "ledger"  # name of the file
 _MAGIC = b"p2pfl ledger 1\n"
@@ -53,11 +56,13 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         parts: the steps so far by rate and noise, the last ones last.
         public: whether steps were made while the validation data were declared public.
         older: whether peers have shown that the folder is an older copy, so that there were more steps.
+        unprotected: whether the node has trained without a budget before it entered its federation.
     """
 
     parts: tuple[Part, ...] = ()
     public: bool = False
     older: bool = False
+    unprotected: bool = False
 
     @property
     def made(self) -> int:
@@ -103,6 +108,43 @@ def note_older_copy(folder: Path, disk: Disk = SYSTEM) -> None:
     read_ledger(folder, disk)
 
 
+class _Trained(msgspec.Struct, frozen=True):
+    """Entries of a checkpoint that show what its node has trained; see p2pfl.node.checkpoint.Checkpoint."""
+
+    round: int
+    trainings: TrainingState = TrainingState()
+    privacy: PrivacyState | None = None
+
+
+def note_unprotected(folder: Path, checkpoints: Sequence[Path], disk: Disk = SYSTEM) -> None:
+    """Note in the ledger, before checkpoints are set aside, that they are of trainings without a budget, if they are.
+
+    A folder whose checkpoints are all damaged, and whose ledger has no steps, counts as one that has trained without.
+
+    Args:
+        checkpoints: the files, the newest first.
+
+    Raises:
+        ConfigurationError: the ledger is damaged, or cannot be read or written.
+    """
+    trained: _Trained | None = None
+    for path in checkpoints:
+        try:
+            trained = msgspec.msgpack.decode(read_sealed(path, CHECKPOINT_MAGIC, disk), type=_Trained)
+            break
+        except (DamagedFileError, msgspec.MsgspecError, OSError):
+            continue
+    if not checkpoints or (trained and (trained.privacy or not (trained.round or trained.trainings.trainings))):
+        return
+    found = read_ledger(folder, disk) or Steps()
+    if found.unprotected or (found.made and not trained):
+        return
+    try:
+        _write(folder / LEDGER, msgspec.structs.replace(found, unprotected=True), disk)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {folder / LEDGER}: {explain(error)}") from error
+
+
 def check_without_budget(folder: Path, config: str, disk: Disk = SYSTEM) -> None:
     """Raise ConfigurationError if a node without a privacy budget has had one and released models under it.
 
@@ -134,7 +176,8 @@ class PrivacyLedger:
         problem: why the file could not be written; "" if it was.
 
     Raises:
-        ConfigurationError: no budget can be planned, the validation data were public before, or the file cannot be written.
+        ConfigurationError: no budget can be planned, the node has trained without one, the validation data were public
+            before, or the file cannot be written.
     """
 
     def __init__(
@@ -151,6 +194,13 @@ class PrivacyLedger:
         disk: Disk = SYSTEM,
     ) -> None:
         before = found or Steps()
+        if before.unprotected:
+            raise ConfigurationError(
+                "this node has trained without a privacy budget before it entered its federation, and a budget cannot cover"
+                " that any more; remove the table [privacy], or, to cover what it releases from then on, move"
+                f" {folder / LEDGER} away",
+                "privacy",
+            )
         if before.public and privacy.validation == "private":
             raise ConfigurationError(
                 "this node has trained while its validation data were declared public, and they cannot become private"

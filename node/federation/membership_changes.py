@@ -15,7 +15,8 @@ p2pfl.node.federation.membership_sync.
 not. They need the admission key; its passphrase comes from a file, from the environment, or from the keyboard
 (`ask_passphrase`). A node that runs can neither enter a federation nor replace its own key.
 
-A node that enters a federation sets its earlier checkpoints aside, because they belong to another model.
+A node that enters a federation sets its earlier checkpoints aside, because they belong to another model. If they are of
+trainings without a privacy budget, the ledger notes it, because a later budget cannot cover these.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from p2pfl.node.federation.membership_file import (
 from p2pfl.node.folder import config
 from p2pfl.node.folder.config import CHECKPOINT, PUBLISHED, VOTE, NodeConfig
 from p2pfl.node.folder.facts import update_facts
+from p2pfl.node.privacy_ledger import note_unprotected
 from p2pfl.protocols.election import Term
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
@@ -299,6 +301,7 @@ def _enter(folder: Path, membership: Membership) -> None:
     except (FederationError, OSError):
         returns = False
     if not returns:
+        note_unprotected(folder, checkpoints(folder))  # first: nothing else knows it afterwards
         set_checkpoints_aside(folder)
     write_federation(folder, membership)
 

@@ -50,6 +50,7 @@ from p2pfl.tracking.tracker import GROUP, TRACKERS
 
 PUBLISHED = "published"
 CONFIG, KEY, CHECKPOINT, INCARNATION, STATUS = "node.toml", "key.pem", "checkpoint", "incarnation", "status.json"
+CHECKPOINT_MAGIC = b"p2pfl checkpoint 1\n"
 VOTE = "vote"
 CONFIG_REMEDY = "correct it, or restore it from a backup"
 KEY_REMEDY = "restore it from a backup, or create a new node with p2pfl-node init"

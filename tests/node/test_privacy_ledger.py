@@ -16,9 +16,10 @@ from p2pfl._util import failpoints
 from p2pfl._util.disk import SystemDisk
 from p2pfl.budget import Effort
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.checkpoint import Checkpoint, same_privacy
+from p2pfl.node.checkpoint import Checkpoint, FileStore, same_privacy
 from p2pfl.node.cli.main import main
 from p2pfl.node.doctor import check_ledger
+from p2pfl.node.federation.membership_changes import create_federation, leave
 from p2pfl.node.policy_api import Me
 from p2pfl.node.privacy_ledger import LEDGER, PrivacyLedger, note_older_copy, read_ledger
 from p2pfl.node.status import endpoints, text
@@ -189,6 +190,28 @@ def test_checkpoint_and_ledger_must_agree(tmp_path):
     ):
         with pytest.raises(ConfigurationError, match=message):
             same_privacy(checkpoint(2, state), now, counted=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "refused"),
+    [(None, False), (checkpoint(0, None), False), (checkpoint(2, PrivacyState(EACH)), False), (checkpoint(2, None), True)],
+)
+def test_trainings_without_a_budget_are_remembered_in_later_federations(alice, before, refused):
+    store = FileStore(alice / "checkpoint")
+    if before is not None:
+        store.save(before)
+    for name in ("home", "lab"):
+        create_federation(alice, {"name": name}, Path(f"{name}.backup"))
+        assert store.peek() is None
+        if name == "home":
+            store.save(checkpoint(0, None))  # which takes the place of the one that was set aside
+        leave(alice)
+    if refused:
+        with pytest.raises(ConfigurationError, match=r"without a privacy budget before.*; remove the table \[privacy\]"):
+            ledger(alice)
+        assert "trained without a privacy budget" in check_ledger(alice)[0].result
+    else:
+        assert ledger(alice).steps == 0
 
 
 def test_spent_budget_stays_spent_after_a_restart_until_it_is_raised():
