@@ -54,7 +54,7 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         parts: the steps so far by rate and noise, the last ones last.
-        public: whether steps were made while the validation data were declared public.
+        public: whether the node has started with validation data that were declared public.
         older: whether peers have shown that the folder is an older copy, so that there were more steps.
         unprotected: whether the node has trained without a budget before it entered its federation.
     """
@@ -203,8 +203,8 @@ class PrivacyLedger:
             )
         if before.public and privacy.validation == "private":
             raise ConfigurationError(
-                "this node has trained while its validation data were declared public, and they cannot become private"
-                ' again; restore privacy.validation = "public"',
+                "this node has started with its validation data declared public, and they cannot become private again;"
+                ' restore privacy.validation = "public"',
                 "privacy.validation",
             )
         if before.made:
@@ -216,9 +216,9 @@ class PrivacyLedger:
         self._path, self._secret, self._log, self._disk = folder / LEDGER, secret, log, disk
         self._public = privacy.validation == "public"
         self._lock = Lock()
-        if found is None:
+        if found is None or self._public > before.public:  # what looks at public validation data need not train
             try:
-                self._write(0)
+                self._write(self.steps)
             except OSError as error:
                 raise ConfigurationError(f"cannot write {self._path}: {explain(error)}") from error
 

@@ -85,6 +85,7 @@ RULES = (Steps, TrainSubset)  # whose steps are along the gradient at the node's
 LEAST_NOISE, MOST_NOISE = 0.3, 1e6  # less noise than the least costs the accountant much memory, and protects little
 FINE, COARSE = 1e-4, 1e-3  # width of the cells of a privacy loss; a wider one gives a greater epsilon
 FEW_STEPS = 1000  # up to which coarse cells raise epsilon by less than a thousandth
+LEAST_DELTA = 1e-12  # the accountant cuts 1e-15 off the tail of each part, and finds no finite epsilon for so small a delta
 CLOSE = 2e-3  # share of a planned epsilon that may stay unused
 TRIES = 60
 DRAWN = 2**11  # draws of samples that are made at once
@@ -125,6 +126,8 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise must_be(f"{key}.epsilon", "0 (no privacy) or more, and finite", self.epsilon)
         if not 0 < self.delta < 1:
             raise must_be(f"{key}.delta", "above 0 and below 1", self.delta)
+        if self.delta < LEAST_DELTA:
+            raise must_be(f"{key}.delta", f"{LEAST_DELTA:g} or more, because the accountant resolves no less", self.delta)
         if not 0 < self.clip < inf:
             raise must_be(f"{key}.clip", "above 0, and finite", self.clip)
         if self.colluding < 0:
@@ -206,7 +209,10 @@ def continue_plan(
     privacy: Privacy, planned: PlannedTraining, n_samples: int, batch_size: int, made: Sequence[Part]
 ) -> PrivacyPlan:
     """Return the plan of a node that has made private steps before: with the noise of the last ones, for as many steps as
-    the budget still has room for, and at most the planned ones.
+    the budget still has room for, and at most the planned ones more.
+
+    The planned steps are those of all rounds of the present run, of which some may be made already. They only bound the
+    search for what fits; the budget is what limits the steps.
 
     Args:
         made: its steps so far, the last ones last; at least one part.
@@ -214,7 +220,7 @@ def continue_plan(
     rate, noise = rate_of(n_samples, batch_size), made[-1].noise
     earlier = tuple(part for part in made if (part.rate, part.noise) != (rate, noise))
     before = sum(part.steps for part in made if part not in earlier)
-    most = _planned_steps(planned, n_samples, batch_size)
+    most = before + _planned_steps(planned, n_samples, batch_size)
     plan = PrivacyPlan(privacy, rate, before, Mechanism(privacy.clip, noise), earlier)
     low, high = before, max(1, before)  # doubled up to the planned steps: many more than fit cost the accountant much memory
     while high < most and plan.epsilon(high) <= privacy.epsilon:
@@ -294,9 +300,13 @@ CLAIMS = "privacy.epsilon", "privacy.delta"  # keys of public information
 MOST_PUBLIC = MOST_FACTS - len(CLAIMS)  # entries of a task, so that its claim fits in a message, too
 
 
-def claim_of(privacy: Privacy) -> dict[str, float]:
-    """Return what a node with a budget tells its peers: public information, which they can only believe."""
-    return dict(zip(CLAIMS, (privacy.epsilon, privacy.delta), strict=True))
+def claim_of(privacy: Privacy, spent: float = 0.0) -> dict[str, float]:
+    """Return what a node with a budget tells its peers: public information, which they can only believe.
+
+    Args:
+        spent: epsilon that its steps so far have spent at this delta. It is claimed if the budget is smaller now.
+    """
+    return dict(zip(CLAIMS, (max(privacy.epsilon, spent), privacy.delta), strict=True))
 
 
 def claimed(public_info: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -18,7 +18,7 @@ from p2pfl.errors import ConfigurationError, UnknownKeyError, must_be, name_sour
 from p2pfl.node.folder.config import NodeConfig, check_name
 from p2pfl.node.settings import Settings, SharedSettings
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.privacy import Privacy, check_private_settings
+from p2pfl.privacy import LEAST_DELTA, Privacy, check_private_settings
 from p2pfl.protocols.election import Timing
 from p2pfl.robust.registry import describe_robust
 from p2pfl.task import Task
@@ -74,6 +74,8 @@ class Agreement(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields
             raise must_be("greatest_epsilon", "0 (no demand) or more, and finite", self.greatest_epsilon)
         if not 0 < self.greatest_delta < 1:
             raise must_be("greatest_delta", "above 0 and below 1", self.greatest_delta)
+        if self.greatest_delta < LEAST_DELTA:
+            raise must_be("greatest_delta", f"{LEAST_DELTA:g} or more, the least delta of a budget", self.greatest_delta)
 
 
 DEMAND = "greatest_epsilon", "greatest_delta"  # keys that `federation create --set` takes, and no node.toml
@@ -220,6 +222,21 @@ def unmet_demand(privacy: Privacy, agreement: Agreement) -> str:
         f"the federation {agreement.name} demands of each member a privacy budget of at most epsilon {epsilon:g} at delta"
         f" {delta:g}, and this node {own}; set privacy.epsilon and privacy.delta in its node.toml"
     )
+
+
+def check_spent(privacy: Privacy, spent: float, agreement: Agreement) -> None:
+    """Raise ConfigurationError if a node has spent more already than its federation demands, whatever its budget is now.
+
+    Args:
+        spent: epsilon of its steps so far at the delta of its budget.
+    """
+    epsilon = agreement.greatest_epsilon
+    if epsilon and spent > epsilon:
+        raise ConfigurationError(
+            f"the federation {agreement.name} demands of each member at most epsilon {epsilon:g}, and this node has spent"
+            f" {spent:.4g} at delta {privacy.delta:g} already; take part with a new node that has other data",
+            "privacy",
+        )
 
 
 def describe_demand(agreement: Agreement) -> dict[str, str]:

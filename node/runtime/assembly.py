@@ -196,6 +196,8 @@ class Assembly:
             )
         plan, noise = ledger.plan, ledger.plan.mechanism.noise
         spent = plan.epsilon(ledger.steps)
+        if self._ready.agreement is not None:
+            agreement.check_spent(privacy, spent, self._ready.agreement)
         self._log.info(
             f"privacy budget: epsilon {spent:.3g} of {privacy.epsilon:g} spent at delta {privacy.delta:g};"
             f" {ledger.steps:,} of {plan.steps:,} steps, noise {noise:.4g}",
@@ -314,7 +316,9 @@ class Assembly:
             "settings": self._config,
             "initial": agreement.digest(self._task.layout.shared_of(self._initial)),
             "scores": asks_scores(self._policy),
-            "claim": {} if self._ledger is None else claim_of(self._config.privacy),
+            "claim": {}
+            if self._ledger is None
+            else claim_of(self._config.privacy, self._ledger.plan.epsilon(self._ledger.steps)),
             "fragments": fetches_fragments(self._policy),
             "opened": SavedOpenedRounds(self._ready.folder, b"" if membership is None else membership.federation),
         }

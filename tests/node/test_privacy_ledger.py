@@ -19,9 +19,11 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import Checkpoint, FileStore, same_privacy
 from p2pfl.node.cli.main import main
 from p2pfl.node.doctor import check_ledger
+from p2pfl.node.federation.agreement import Agreement, check_spent
 from p2pfl.node.federation.membership_changes import create_federation, leave
 from p2pfl.node.policy_api import Me
-from p2pfl.node.privacy_ledger import LEDGER, PrivacyLedger, note_older_copy, read_ledger
+from p2pfl.node.privacy_ledger import LEDGER, PrivacyLedger, Steps, _write, note_older_copy, read_ledger
+from p2pfl.node.settings import SharedSettings
 from p2pfl.node.status import endpoints, text
 from p2pfl.node.status.reader import current
 from p2pfl.parameters import Layout
@@ -167,10 +169,46 @@ def test_equal_parts_spend_what_their_sum_spends():
     assert epsilon_together((), 1e-5) == epsilon_together((Part(0.25, 1.2, 0),), 1e-5) == 0
 
 
-def test_public_validation_data_stay_public(tmp_path):
-    ledger(tmp_path, Privacy(epsilon=2, validation="public")).record(EACH)
-    with pytest.raises(ConfigurationError, match="cannot become private again"):
+@pytest.mark.parametrize("before", [0, EACH])
+def test_public_validation_data_stay_public_without_a_training(tmp_path, before):
+    if before:
+        _write(tmp_path / LEDGER, Steps((Part(16 / 60, 4.0, before),)), SystemDisk())
+    assert ledger(tmp_path, Privacy(epsilon=2, validation="public")).steps == before
+    assert (read_ledger(tmp_path).made, read_ledger(tmp_path).public) == (before, True)
+    with pytest.raises(ConfigurationError, match=r"has started with its .* declared public, and they cannot become private"):
         ledger(tmp_path)
+
+
+def test_second_federation_of_as_many_rounds_has_room_for_a_greater_epsilon(tmp_path):
+    _write(tmp_path / LEDGER, Steps((Part(16 / 60, 4.0, ROUNDS * EACH),)), SystemDisk())
+    plan = ledger(tmp_path, Privacy(epsilon=20)).plan
+    assert (plan.steps, plan.mechanism.noise) == (2 * ROUNDS * EACH, 4.0)
+
+
+def test_node_claims_no_less_than_it_has_spent_and_is_refused_where_less_is_demanded():
+    smaller = Privacy(epsilon=0.5)
+    assert claimed(claim_of(smaller, 2.0)) == (2.0, 1e-5)
+    assert claimed(claim_of(smaller, 0.2)) == (0.5, 1e-5)
+    for demand, spent in ((0.0, 2.0), (2.0, 2.0), (0.5, 0.0)):
+        check_spent(smaller, spent, demanding(demand))
+    with pytest.raises(ConfigurationError, match=r"at most epsilon 0\.5, and this node has spent 2 at delta 1e-05 already"):
+        check_spent(smaller, 2.0, demanding(0.5))
+
+
+def demanding(epsilon):
+    common = msgspec.to_builtins(SharedSettings())
+    return msgspec.convert(
+        common
+        | {"name": "home", "edges": "all", "task": {}, "policy": {}, "greatest_epsilon": epsilon}
+        | {"model": {"layout": "", "values": 1, "initial": ""}},
+        Agreement,
+    )
+
+
+def test_delta_that_the_accountant_cannot_resolve_is_refused():
+    Privacy(epsilon=2, delta=1e-12).check()
+    with pytest.raises(ConfigurationError, match=r"privacy.delta must be 1e-12 or more, .* got 1e-20"):
+        Privacy(epsilon=2, delta=1e-20).check()
 
 
 def checkpoint(round, privacy):
