@@ -560,9 +560,13 @@ class Roster:
         self.counted = {self.places[name] for name in counted_of(samples)}
         self._threshold = threshold
 
-    def enough(self, places: Collection[int]) -> bool:
-        """Return whether so many members may be on the roster, be included, or survive."""
-        return len(places) >= self.remaining and len(self.counted.intersection(places)) >= self._threshold
+    def lacks(self, places: Collection[int]) -> str:
+        """Return what is needed if so few members may not be on the roster, be included, or survive; else ""."""
+        if len(places) < self.remaining:
+            return f"{self.remaining} members"
+        if len(self.counted.intersection(places)) < self._threshold:
+            return f"{self._threshold} members with samples"
+        return ""
 
     def mask_key(self, private: bytes, owner: int, other: int) -> bytes:
         """Return the key of the mask of two members, from the private key of one of them.
@@ -778,6 +782,7 @@ class SumCollector:
     Attributes:
         wrong: by place of the helper and of the owner: shares that were left out, because they are not what the owner has
             given the helper, or because the owner has given shares of no secret (helper and owner are the same then).
+        lack: the members that the last step needs, if fewer have come to it; else "".
     """
 
     def __init__(self, context: SumContext, announcements: Sequence[Announcement], threshold: int, size: int) -> None:
@@ -796,6 +801,7 @@ class SumCollector:
         self._opened: dict[int, dict[int, bytes]] = {}  # by owner: by helper: a share of one secret
         self._openers: list[int] = []
         self.wrong: set[tuple[int, int]] = set()
+        self.lack = ""
 
     def begin(self, step: SumStep) -> Sequence[str] | None:
         """End the step before, and return the members that are asked this one; None if they are too few."""
@@ -809,8 +815,11 @@ class SumCollector:
             self._survivors = _to_set(asked, len(members))
         elif step == "open":
             asked = sorted(self._signatures)
-        enough = len(asked) >= self._threshold if step == "open" else self._roster.enough(asked)
-        return [members[place].name for place in asked] if enough else None
+        if step != "open":
+            self.lack = self._roster.lacks(asked)
+        elif len(asked) < self._threshold:
+            self.lack = f"{self._threshold} members"
+        return None if self.lack else [members[place].name for place in asked]
 
     def request(self, step: SumStep, name: str) -> bytes:
         """Return the payload of a step for one of the members that are asked."""

@@ -354,7 +354,7 @@ class SecureRounds:
         for step in STEPS:
             asked = collector.begin(step)
             if asked is None:
-                return self._unopened(context.round, f"fewer than {self.threshold} members have come to the step {step!r}")
+                return self._unopened(context.round, f"fewer than {collector.lack} have come to the step {step!r}")
             waiting = {name: members[name] for name in asked}
             self._asked[context] = _Asked(collector, step, waiting)
             common = None if step == "shares" else Payload.of(collector.request(step, asked[0]))

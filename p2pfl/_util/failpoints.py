@@ -23,7 +23,7 @@ POINTS = {
     "invitation-used": "a token is marked as used, and its node is no member yet",
     "vote-saved": "this node's vote in an election is on the disk, and no peer was notified",
     "sum-shared": "it has given shares of its secrets in a secure sum, and its masked model was not sent",
-    "sum-submitted": "its masked model has arrived, and it has not helped to open the sum",
+    "sum-submitted": "its masked model has arrived, and it has not signed the survivors",
     "round-saved": "the state after a round is in the checkpoint, and no peer was notified",
 }
 

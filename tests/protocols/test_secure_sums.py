@@ -191,6 +191,7 @@ def test_members_without_samples_do_not_count_for_the_threshold(step):
 def test_roster_of_too_few_members_with_samples_is_refused():
     group = Group(5, samples={"n02": 0, "n03": 0})
     assert group.collector.begin("roster") is None
+    assert group.collector.lack == "4 members with samples"
     with pytest.raises(ProtocolError, match="a sum of 3 announcements with samples, and 4 are needed"):
         group.members["n00"].answer("roster", group.collector.request("roster", "n00"))
 

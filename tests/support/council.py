@@ -22,6 +22,7 @@ from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Payload
 from p2pfl.protocols.wire.payload import encode_submission
+from tests.support.logs import log_to
 
 SIZE = 4  # values of a model
 LAYOUT = Layout((("weights", (SIZE,)),), SIZE)
@@ -50,7 +51,7 @@ class Council:
     """
 
     def __init__(self, policy, eligible=NAMES, damaged=(), secure=False, opened=None):
-        self.secure, self.opened = secure, opened or {}
+        self.secure, self.opened, self.lines = secure, opened or {}, []
         self.network = InProcessNetwork()
         self.electorate = Electorate(1, frozenset(NAMES), tuple(eligible))
         self.damaged = damaged
@@ -81,7 +82,7 @@ class Council:
         )
         encoder, coordination = ModelEncoder(Float32(), LAYOUT), Coordination(election, policy.step)
         self.opened[name] = self.opened.get(name) or OpenedRounds()
-        sums = SecureSums(KEYS[name], FEDERATION, 0, self.opened[name]) if self.secure else None
+        sums = SecureSums(KEYS[name], FEDERATION, 0, self.opened[name], log=log_to(self.lines)) if self.secure else None
         exchange = MessageExchange(config, encoder, coordination=coordination, sums=sums)
         exchange.resume(0, own(name, 0))
         return exchange

@@ -370,6 +370,24 @@ class Member:
                     self.send(step, change(answer) if step == changed else answer)
 
 
+@pytest.mark.parametrize("n_samples", [True, "x", 1.5, -1, 2**40])
+def test_announcement_without_number_of_samples_is_refused(n_samples):
+    """The others open the sum without the member, whose roster nobody could read."""
+
+    async def main():
+        async with council(CoordinatedFedAvg(), secure=True) as (here, mallory):
+            member = Member(here, mallory)
+            leader = here.nodes[here.leader()]
+            leader.peering.peers["mallory"].public_info = {"n_samples": n_samples}
+            member.announce()
+            await here.round(1)
+            return here
+
+    here = run(main())
+    assert here.rejected("malformed") == 1
+    assert here.assigned["alice"][1].weights.keys() == set(HONEST)
+
+
 def with_mallory(changed, change=bytes, announced=bytes):
     """Let mallory take part in a round of four honest members; return the council after it."""
 
@@ -416,6 +434,9 @@ def test_wrong_shares_of_a_member_are_left_out():
         return msgpack.encode([(owner, bytes(33)) for owner, _ in msgpack.decode(answer)])
 
     here = with_mallory("open", lie)
+    assert here.rejected("wrong share") == len(HONEST)
+    (said,) = [line for line in here.lines if "wrong shares" in line]
+    assert said == "round 1: 4 wrong shares in the secure sum, probably from mallory"
     assert here.assigned["alice"][1].weights.keys() == set(NAMES_OF_COUNCIL)
     np.testing.assert_allclose(here.assigned["alice"][1].params, mean_of(NAMES_OF_COUNCIL), rtol=1e-6)
 
