@@ -131,7 +131,8 @@ def _address():
     """Start the process that is copied; return the path of the socket for requests. It ends with this process."""
     folder = tempfile.mkdtemp(prefix="forked")
     path = f"{folder}/socket"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    left_out = "PYTHONPATH", "P2PFL_FAILPOINT"  # otherwise each copy without a failpoint would have that of the first start
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen(64)
