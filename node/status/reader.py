@@ -28,6 +28,8 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation.membership_changes import checkpoints
 from p2pfl.node.federation.membership_file import awaited_federation, describe_pending, describe_refusal, load_federation
 from p2pfl.node.folder.config import STATUS, load, own_key
+from p2pfl.node.privacy_ledger import read_ledger
+from p2pfl.privacy import epsilon_together
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transports.tls import accept_from
 
@@ -64,7 +66,7 @@ def current(folder: Path, wall: Callable[[], float] = time.time) -> dict[str, An
     if status is None and running:
         return {"state": "starting", "pid": 0, "history": []}
     if not running:
-        status = _with_membership(folder, status)
+        status = _with_ledger(folder, _with_membership(folder, status))
     if status is not None and isinstance(status.get("updated"), int | float):
         status["age"] = max(0.0, wall() - status["updated"])  # the clock may have been set back
     return status
@@ -86,6 +88,29 @@ def _with_membership(folder: Path, status: dict[str, Any] | None) -> dict[str, A
     if status["state"] != "revoked" and status.get("federation_id") == membership.federation.hex():
         return status
     return _after_joining(folder, status, membership)
+
+
+def _with_ledger(folder: Path, status: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the status of a node that does not run, with what its ledger has spent of the privacy budget.
+
+    The ledger counts a training before it begins, and the status afterwards: a node that was killed in between has spent
+    more than its status says. A ledger that cannot be read is reported by the doctor and the next start.
+    """
+    ledger = None
+    with suppress(ConfigurationError):
+        ledger = read_ledger(folder)
+    if status is None or ledger is None or not ledger.made:
+        return status
+    row = status.get("privacy")
+    if not row:  # it has not run since it entered its federation, or was killed in its first training
+        with suppress(ConfigurationError):
+            privacy = load(folder).privacy
+            row = {"budget": privacy.epsilon, "delta": privacy.delta, "validation": privacy.validation}
+            row |= {"refused": 0, "then": privacy.when_spent, "steps": 0, "earlier": 0}
+    if not row or ledger.made <= row["steps"] + row["earlier"]:
+        return status
+    spent = round(epsilon_together(ledger.parts, row["delta"]), 4)
+    return status | {"privacy": row | {"epsilon": spent, "steps": ledger.made - row["earlier"]}}
 
 
 def current_if_readable(folder: Path) -> dict[str, Any]:

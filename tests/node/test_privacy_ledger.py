@@ -479,6 +479,19 @@ def test_node_refuses_a_budget_that_it_cannot_keep(alice, capsys, change, messag
     assert not (alice / LEDGER).exists()
 
 
+def test_status_of_a_killed_node_shows_what_its_ledger_has_spent(alice):
+    parts = (Part(0.25, 4.0, 12),)
+    spent = epsilon_of(*parts[0], 1e-3)
+    _write(alice / LEDGER, Steps(parts), SystemDisk())
+    row = {"epsilon": 0.1, "budget": 1.0, "delta": 1e-3, "validation": "private", "refused": 0, "then": "merge"}
+    row |= {"steps": 6, "earlier": 2}
+    for extra, steps in (({"privacy": row}, 10), ({}, 12)):  # the file of a run, and one from before the first training
+        (alice / "status.json").write_bytes(msgspec.json.encode({"state": "running", "pid": 0, "history": []} | extra))
+        found = current(alice)
+        assert (found["state"], found["privacy"]["epsilon"], found["privacy"]["steps"]) == ("gone", round(spent, 4), steps)
+        assert f"epsilon {spent:.4g} of 1 spent, at delta 0.001" in "\n".join(text.describe(found))
+
+
 # Claims and demands
 
 
