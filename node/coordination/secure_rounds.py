@@ -94,7 +94,7 @@ class OpenedRounds:
 
 
 class SavedOpenedRounds(OpenedRounds):
-    """The same in the facts of a node's folder; what it has opened in another federation does not count.
+    """The same in the facts of a node's folder; what it has signed in another federation does not count.
 
     Args:
         federation: 16 bytes; b"" for none.

@@ -432,7 +432,7 @@ def message_exchange(
         scores: whether the policy asks for losses.
         fragments: whether the policy fetches parts of models.
         secrets: source of the node's secrets.
-        opened: the secure sums that the node has opened; by default remembered until the process ends.
+        opened: the secure sums that the node has agreed to open; by default remembered until the process ends.
         claim: what the node tells its peers of its privacy budget; see p2pfl.privacy.claim_of.
     """
     layout, election = task.layout.shared, None if coordination is None else coordination.election

@@ -1,10 +1,13 @@
 """Coordinated policies in the simulator: same results as on dictionaries, also with late or lost nodes."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.coordination.coordinator import StepResult
 from p2pfl.policies import make_policy
 from p2pfl.policy import Submission
 from p2pfl.protocols.election import Term
@@ -12,7 +15,7 @@ from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_assignment, encode_submission
 from p2pfl.sim.scenario.network import Network
 from p2pfl.sim.scenario.scenario import resolve
-from p2pfl.sim.simulation.modelled_coordinator import Leader
+from p2pfl.sim.simulation.modelled_coordinator import Leader, ModelledSum
 from p2pfl.sim.simulation.plan import plan
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.task import Part, make_task
@@ -142,6 +145,16 @@ def test_members_whose_messages_are_lost_drop_out_of_a_secure_sum():
     assert set(rounds_of_nodes.tolist()) <= {4, 5, 6}
     assert len(set(rounds_of_nodes.tolist())) > 1
     assert all(node.round == 12 for node in result.nodes.values())
+
+
+def test_members_without_samples_do_not_count_for_the_threshold():
+    """Three of four have to come; of these two have samples."""
+    network = SimpleNamespace(settings=SimpleNamespace(secure_threshold=0), peers=range(4))
+    owner = SimpleNamespace(network=network, encoder=SimpleNamespace(layout=SimpleNamespace(size=2)))
+    samples, results = {"a": 5, "b": 5, "c": 0, "d": 0}, []
+    submissions = [Submission(name, 1, np.zeros(2, np.float32), count) for name, count in samples.items()]
+    ModelledSum(owner, submissions, results.append).begin()
+    assert results == [StepResult({}, {}, {})]
 
 
 def test_scenario_refuses_secure_sums_with_policy_that_compares():
