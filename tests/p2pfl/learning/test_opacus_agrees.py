@@ -1,4 +1,7 @@
-"""One private step against Opacus, the reference implementation of DP-SGD for PyTorch (Yousefpour et al. 2021)."""
+"""One private step against Opacus, the reference implementation of DP-SGD for PyTorch (Yousefpour et al. 2021).
+
+No extra has Opacus: it installs a package `benchmarks`, which hides the folder of this repository.
+"""
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from p2pfl.queries import Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.update_rules import Mechanism, Steps
 
-pytest.importorskip("opacus", reason="needs Opacus: pip install opacus")
+pytest.importorskip("opacus", reason="needs Opacus: pip install opacus==1.6.0 into an environment of its own")
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 
