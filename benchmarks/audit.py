@@ -1,4 +1,4 @@
-"""What attacks find with and without a privacy budget: inversion of digits, membership on Fashion-MNIST, faults, bounds.
+"""Findings of attacks with and without a privacy budget: inversion of digits, membership on Fashion-MNIST, faults, bounds.
 
 Prints a table for each part, and writes all figures to a file with --json. `membership` needs Fashion-MNIST in the folder of
 P2PFL_DATA, and takes most of the time: minutes for each row on one core.

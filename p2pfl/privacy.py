@@ -294,7 +294,7 @@ def check_private_settings(privacy: Privacy, patience: int, robust: Robust) -> N
         )
 
 
-# What a node says of its budget
+# The claim of a node
 
 CLAIMS = "privacy.epsilon", "privacy.delta"  # keys of public information
 MOST_PUBLIC = MOST_FACTS - len(CLAIMS)  # entries of a task, so that its claim fits in a message, too

@@ -58,7 +58,7 @@ CROWD = 16  # samples beside the one of the test of sensitivity
 
 
 class Contradicted(msgspec.Struct, frozen=True):
-    """What a test contradicts of a plan.
+    """Contradiction of a plan by a test.
 
     Attributes:
         test: name of the test: noise, sensitivity or sampling.

@@ -95,7 +95,7 @@ def test_covariance_of_what_is_left_to_colluding_members(known):
     assert np.abs(np.cov(seen[honest]) - stated).max() < 6 * stated.max() * sqrt(2 / values)
 
 
-# What it hides
+# Protection
 
 
 def gain_by_force(around, node, colluding, ratio):
@@ -189,7 +189,7 @@ def test_peers_that_are_away_weaken_nobody(around, mask, ratio):
     assert (some_seen >= all_seen * (1 - 1e-9)).all()
 
 
-# How much is chosen
+# Choice of the ratio
 
 
 def test_spread_is_that_of_simulated_rounds():

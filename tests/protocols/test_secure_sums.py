@@ -270,7 +270,7 @@ def test_helpers_outnumber_colluding_and_dropped_ones():
         assert Fraction(n * ways, comb(n - 1, helpers)) <= Fraction(1, 2**40)
 
 
-# What a coordinator sees
+# The view of a coordinator
 
 
 def test_masked_models_look_alike_whatever_the_model_is():

@@ -307,7 +307,7 @@ class Seen(Watch):
 @given(st.integers(0, 2**32))
 @settings_of_hypothesis(max_examples=many(4, 40), deadline=None)
 def test_lost_frames_spoil_no_mean(seed):
-    """Whatever is lost: a node is assigned the mean of the models of at least the threshold, or nothing."""
+    """Check that, whatever is lost, a node is assigned the mean of the models of at least the threshold, or nothing."""
 
     async def test(federation):
         federation.watch = {name: Seen() for name in NAMES}
