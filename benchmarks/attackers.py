@@ -86,7 +86,7 @@ class Adversary(Intruder):
     def received(self, link: Link, frame: memoryview) -> None:
         link.trust()
         with suppress(ProtocolError, TransportError):
-            opened = self._verifier.open(frame, link.session, link.key)
+            opened = self._verifier.open(frame, link.session, link.key, version=link.version)
             self._handle(opened.sender, link, opened.message, bytes(opened.payload))
 
     def _handle(self, name: str, link: Link, message: m.Message, payload: bytes) -> None:
@@ -200,7 +200,7 @@ def flood_frames(kind: str, adversary: Adversary, link: Link, name: str) -> Call
         "score": lambda n: adversary.seal(link, m.Score(n, 1), model),
         "get": lambda n: adversary.seal(link, m.Get(n, 0, "trained")),
         "probe": lambda n: adversary.seal(link, m.PingRequest(n, subject)),
-        "signatures": lambda n: changed(adversary.seal(link, m.Ping(n))),
+        "signatures": lambda n: changed(adversary.seal(link, m.Vote(1, n, True))),
         "junk": lambda n: os.urandom(400),
         "flap": lambda n: adversary.seal(link, m.Bye(0, True) if n % 2 else m.Hello(), b"" if n % 2 else terms),
     }[kind]

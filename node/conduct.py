@@ -34,9 +34,11 @@ from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import (
+    OVERHEAD,
     Opened,
     Payload,
     SignedModel,
+    is_readable,
     make_proof,
     parse_header,
     parse_receipts,
@@ -290,7 +292,7 @@ class EquivocationWatch:
             return
         rng = self._streams.generator(round, "receipts")
         peer = peers[int(rng.integers(len(peers)))]
-        others = [model.envelope for model in models if model.sender != peer.key]
+        others = [model.envelope for model in models if model.sender != peer.key and _is_known_to(peer, model.envelope)]
         chosen = [others[k] for k in rng.permutation(len(others))[: m.Receipts.MOST]]
         if chosen:
             self._send(peer, m.Receipts(), b"".join(chosen))
@@ -359,7 +361,9 @@ class EquivocationWatch:
             sent = self._sent.setdefault(peer.link, set())
             for key in [key for key in self.conduct.proofs if key not in sent and key != peer.key]:
                 sent.add(key)
-                self._send(peer, m.Equivocation(), self.conduct.proofs[key])
+                proof = self.conduct.proofs[key]
+                if _is_known_to(peer, proof) and _is_known_to(peer, proof[OVERHEAD:]):
+                    self._send(peer, m.Equivocation(), proof)
 
     def _prove(self, one: SignedModel, other: SignedModel) -> None:
         self._accept(make_proof(one, other))
@@ -384,6 +388,11 @@ class EquivocationWatch:
             self._peering.send(peer, message, Payload.of(payload))
         except TransportError:
             self._peering.rejected["link lost"] += 1
+
+
+def _is_known_to(peer: Peer, envelope: bytes) -> bool:
+    """Return whether a peer knows the wire version of a header."""
+    return peer.link is not None and is_readable(envelope, peer.link.version)
 
 
 class ReceiptBook:

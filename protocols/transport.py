@@ -26,6 +26,8 @@ class Link(Protocol):
         key: the proven public key of the other side; None within one process, because keys are not proven there.
         session: 16 bytes, different for every link and equal at both ends. Signed messages contain it, so that a
             message from one link is refused on every other.
+        version: wire version of the frames in both directions, on which both ends have agreed: the greatest that both know
+            (see p2pfl.protocols.wire.envelope). A link without a proven key has version 6.
         dialled: whether this side dialled the link.
         direct: whether the link does not go through a broker.
         joining: whether the other side is a newcomer, which may only send a request to join.
@@ -39,6 +41,7 @@ class Link(Protocol):
     remote: str
     key: bytes | None
     session: bytes
+    version: int
     dialled: bool
     direct: bool
     joining: bool

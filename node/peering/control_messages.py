@@ -29,7 +29,7 @@ from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl, Link
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import Opened, Payload
+from p2pfl.protocols.wire.envelope import Opened, Payload, is_readable
 from p2pfl.random_streams import RandomStreams
 
 SETTLED = 5.0  # seconds after which no data is in transit over a replaced link
@@ -272,7 +272,8 @@ class IncarnationCheck:
 
     def show_newest(self, link: Link, peer: Peer) -> None:
         """Send a peer the newest frame and model of its key, once per link. Its folder may be a copy or a backup."""
-        evidence = self._verifier.newest(peer.key) + self._verifier.newest_model(peer.key)
+        newest = self._verifier.newest(peer.key), self._verifier.newest_model(peer.key)
+        evidence = b"".join(shown for shown in newest if shown and is_readable(shown, link.version))
         if evidence and link not in self._shown:
             self._shown.add(link)
             with suppress(TransportError):

@@ -187,7 +187,7 @@ class PeerManager(PeerTable):
                 self.serve(link, self._answer_newcomer(link, self._ask(link, frame)), f"{self.name}: answer to a newcomer")
                 return
             self._expect_member(link)
-            opened = self.verifier.open(frame, link.session, link.key, link.payload_digest)
+            opened = self.verifier.open(frame, link.session, link.key, link.payload_digest, link.version)
             peer = self.peers[opened.sender]
             peer.bytes_in += len(frame)
             self._route(peer, link, opened)
@@ -269,6 +269,10 @@ class PeerManager(PeerTable):
             self._incarnations.show_newest(link, peer)
         if error.cause == "version" and not peer.introduced:
             self.suspect(peer, str(error).removeprefix("version: "))
+        if error.cause == "not signed":  # its frames prove nothing, so nothing else of this link is believed either
+            link.close()
+            if peer.link is link:
+                self.disconnect(peer, str(error))
         guard = self._options.guard
         if guard is not None and guard.offend(peer.key, error.cause):
             self.transport.expel(peer.key)

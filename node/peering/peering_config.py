@@ -25,6 +25,7 @@ GRAVE = frozenset(
         "malformed",
         "wrong length",
         "wrong signature",
+        "not signed",
         "other recipient",
         "other sender",
         "other federation",

@@ -418,7 +418,7 @@ class PeerTable:
         Raises:
             TransportError: the link is closed, or the peer does not read.
         """
-        link.send(self.signer.seal(message, peer.key, payload, link.session))
+        link.send(self.signer.seal(message, peer.key, payload, link.session, link.version))
         size = OVERHEAD + payload.size
         peer.bytes_out += size
         self.traffic.count_message("sent", message, size)

@@ -30,6 +30,7 @@ from p2pfl.protocols.transports.certificates import Credentials
 from p2pfl.protocols.transports.frames import INCOMPLETE
 from p2pfl.protocols.transports.handshake import Progress, Proven
 from p2pfl.protocols.transports.tls_handshake import TlsHandshake
+from p2pfl.protocols.wire.envelope import EARLIER
 
 REQUEST = 4096  # maximum bytes of a frame from a newcomer
 ANSWER = 8 << 20  # maximum bytes of the answer to a newcomer: the federation's file and its membership log
@@ -99,6 +100,7 @@ class MqttLink:
         self.key: bytes | None = key
         self.id = id
         self.session = NO_SESSION
+        self.version = EARLIER
         self.session_made = False
         self.dialled = dialled
         self.joining = joining
@@ -221,6 +223,8 @@ class MqttLink:
     def _stands(self, proven: Proven) -> None:
         """Start the session after both sides have proven their keys."""
         self.joining, self.session, self.session_made = proven.joining, proven.session, True
+        if self._handshake is not None:
+            self.version = self._handshake.version
         limit = self._owner.greeting
         if self.joining:
             limit = ANSWER if self.dialled else REQUEST
@@ -441,6 +445,11 @@ class LinkHandshake:
         self._pause = AGAIN
         self._next_in = self._next_out = 0
         self._complete = False
+
+    @property
+    def version(self) -> int:
+        """Wire version on which both sides have agreed."""
+        return self._handshake.version
 
     @property
     def step(self) -> int:

@@ -116,8 +116,8 @@ class MqttTransport:
         self._connection = BrokerConnection(bus, Message(topics.will, b"gone"), topics.subscriptions, self._problem, uniform)
         self._table = LinkTable(bus, topics, max_frame, greeting, self._on_proven)
         limits = packets.HandshakeLimits(access)
-        self._credentials = Credentials(identity, access)
-        self._acceptor = LinkAcceptor(self._credentials, limits, self._table)
+        self.credentials = Credentials(identity, access)
+        self._acceptor = LinkAcceptor(self.credentials, limits, self._table)
         self._outdated: set[bytes] = set()  # members that have dialled with an earlier version
         self._announcer = Announcer(
             bus, topics, identity, access, incarnation=incarnation, addresses=addresses, delivery=self._delivery
@@ -160,7 +160,7 @@ class MqttTransport:
             raise TransportError(reason) from None
 
     async def _dial(self, key: bytes, joining: bool) -> MqttLink:
-        handshake = TlsHandshake(self._credentials, key, joining)
+        handshake = TlsHandshake(self.credentials, key, joining)
         link = MqttLink(self._table, key, os.urandom(16), handshake, dialled=True, joining=joining)
         link.begin()
         try:
@@ -280,7 +280,7 @@ class MqttTransport:
             self.bus.publish(self.topics.inbox(sender), bytes([packets.RESET_PACKET]) + id)
 
     def _on_former_packet(self, sender: bytes) -> None:
-        if not self._credentials.access.refusal(sender):
+        if not self.credentials.access.refusal(sender):
             self._outdated.add(sender)
         self._table.refused("version", f"{_outdated(sender)}, which this node does not support: update both")
 

@@ -20,8 +20,12 @@ from cryptography.x509.oid import NameOID
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transport import AccessControl
 from p2pfl.protocols.transports.handshake import ClientProof, ServerProof
+from p2pfl.protocols.wire.envelope import EARLIER, VERSION
 
-ALPN = "p2pfl/1"
+# Names of application protocols (RFC 7301), the best first: a listener chooses the first one that the dialler offers, too.
+# The choice is the wire version of the link; TLS protects it like all of the handshake. Nodes of version 6 offer only the
+# second name. Without a choice the version is 6.
+ALPN = {"p2pfl/7": VERSION, "p2pfl/1": EARLIER}
 
 
 def make_certificate(identity: Identity) -> bytes:
@@ -46,6 +50,11 @@ def make_certificate(identity: Identity) -> bytes:
     return builder.sign(private, algorithm=None).public_bytes(serialization.Encoding.DER)
 
 
+def wire_version(tls: ssl.SSLObject | ssl.SSLSocket | None) -> int:
+    """Return the wire version on which both sides of a TLS connection have agreed in its handshake."""
+    return ALPN.get((tls.selected_alpn_protocol() if tls is not None else None) or "", EARLIER)
+
+
 def key_of(certificate: bytes | None) -> bytes | None:
     """Return the Ed25519 key in a certificate, DER; None if there is none."""
     if not certificate:
@@ -62,7 +71,7 @@ def server_context(identity: Identity, certificate: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
-    context.set_alpn_protocols([ALPN])
+    context.set_alpn_protocols([*ALPN])
     pem = ssl.DER_cert_to_PEM_cert(certificate).encode()
     _load(context, identity.private_pem() + pem)
     return context
@@ -74,7 +83,7 @@ def client_context() -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols([ALPN])
+    context.set_alpn_protocols([*ALPN])
     return context
 
 

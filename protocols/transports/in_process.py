@@ -6,13 +6,14 @@ A `Model` of the network gives the time at which a frame arrives; without one it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
 from typing import Protocol
 
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.transport import NO_SESSION, Handler, Link, Part
+from p2pfl.protocols.wire.envelope import EARLIER, VERSION
 
 
 class Model(Protocol):
@@ -26,11 +27,19 @@ class InProcessNetwork:
     """Factory of transports that reach each other by name.
 
     Args:
-        keys: public key of each node, by name. Links then have sessions and prove the keys, as over TLS.
+        keys: public key of each node, by name. Links then have sessions and know the keys of their ends, as over TLS: they
+            carry the frames of the two transports that were made for these names, and no others.
+        earlier: names of the nodes that know only the earlier wire version.
     """
 
-    def __init__(self, model: Model | None = None, keys: Mapping[str, bytes] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        model: Model | None = None,
+        keys: Mapping[str, bytes] = MappingProxyType({}),
+        earlier: Collection[str] = (),
+    ) -> None:
         self.keys = keys
+        self.earlier = frozenset(earlier)
         self._model = model
         self._transports: dict[str, MemoryTransport] = {}
         self._sessions = count(1)
@@ -97,6 +106,8 @@ class MemoryTransport:
 
     async def dial(self, address: str, key: bytes, joining: bool = False) -> Link:
         other = self.network.find(address)
+        if self.network.keys.get(other.name, key) != key:
+            raise TransportError(f"{address} has another key than expected")
         session = self.network.next_session()
         near, far = MemoryLink(self, other.name, session, dialled=True), MemoryLink(other, self.name, session, dialled=False)
         near.peer, far.peer = far, near
@@ -114,7 +125,11 @@ class MemoryTransport:
 
 
 class MemoryLink:
-    """One end of a connection. The signatures of the other end's messages prove its identity."""
+    """One end of a connection.
+
+    If the network knows the keys of its nodes, nobody else can send over the link, and a frame arrives once, whole and in
+    order. Otherwise only signatures prove who has sent a frame, so the link has the version in which all frames are signed.
+    """
 
     direct = True
     payload_digest = b""
@@ -123,8 +138,11 @@ class MemoryLink:
 
     def __init__(self, transport: MemoryTransport, far: str, session: bytes, dialled: bool) -> None:
         self.session = session
-        self.key = transport.network.keys.get(far)
         self.local, self.far = transport.name, far
+        network = transport.network
+        self.key = network.keys.get(far)
+        known = {transport.name, far} <= network.keys.keys() and not {transport.name, far} & network.earlier
+        self.version = VERSION if known else EARLIER
         self.remote = f"memory:{far}"
         self.dialled = dialled
         self.peer: MemoryLink

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.transport import Part
 from p2pfl.protocols.transports import handshake
-from p2pfl.protocols.transports.certificates import Credentials, key_of
+from p2pfl.protocols.transports.certificates import Credentials, key_of, wire_version
 from p2pfl.protocols.transports.frames import PREFIX, FrameReader
 from p2pfl.protocols.transports.handshake import ClientProof, Progress, ServerProof, refusal_of
 
@@ -46,6 +46,11 @@ class TlsHandshake:
         self._reader = FrameReader()
         self._proof: ServerProof | ClientProof | None = None
         self._left = MOST
+
+    @property
+    def version(self) -> int:
+        """Wire version on which both sides have agreed, once TLS itself is established."""
+        return wire_version(self._tls)
 
     def begin(self) -> bytes:
         """Return the first bytes to send; the dialled side has none."""

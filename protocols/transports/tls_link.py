@@ -20,10 +20,10 @@ from p2pfl.protocols.addresses import join_address
 from p2pfl.protocols.errors import ProtocolError, RefusedError, TransportError
 from p2pfl.protocols.transport import NO_SESSION, Handler, Part, Timer
 from p2pfl.protocols.transports import handshake
-from p2pfl.protocols.transports.certificates import Credentials, key_of
+from p2pfl.protocols.transports.certificates import Credentials, key_of, wire_version
 from p2pfl.protocols.transports.frames import PREFIX, Buffers, FrameReader, Reception
 from p2pfl.protocols.transports.handshake import ClientProof, ServerProof, refusal_of
-from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.protocols.wire.envelope import EARLIER, OVERHEAD
 from p2pfl.protocols.wire.messages import HelloParameters
 
 GREETING = OVERHEAD + HelloParameters.LIMIT  # maximum bytes of a frame before a link is trusted
@@ -86,6 +86,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self.host = "?"
         self.key = key
         self.session = NO_SESSION
+        self.version = EARLIER
         self.session_made = False
         self.trusted = False
         self.dialled = key is not None
@@ -233,6 +234,8 @@ class TlsLink(asyncio.BufferedProtocol):
         """Start the session after both sides have proven their keys."""
         self.key, self.joining = proven.key, proven.joining
         self.session, self.session_made = proven.session, True
+        if self.connection is not None:
+            self.version = wire_version(self.connection.get_extra_info("ssl_object"))
         self.take_step()
         self._limit = min(GREETING, self.owner.max_frame)
         if self.joining:

@@ -6,7 +6,18 @@ The header is a msgpack array, padded with zeros in its last field. Its width ne
 size of a frame is known without building it. The signature covers a label, the hash of the header as received, and the
 hash of the payload.
 
-Repeated frames are refused without a clock, by the sender's incarnation and a window of sequence numbers.
+A link has one wire version, on which both ends agree before its first frame (see p2pfl.protocols.transport.Link):
+
+- In version 6 every frame is signed.
+- In version 7 only the frames are signed that can be shown to a third party, or on which the result of a round or an
+  election depends: those of the kinds `p2pfl.protocols.wire.messages.Signed`. The others have zeros in place of the
+  signature. That they are from the owner of `sender`, whole, for this node and of this link follows from the link: both
+  ends have proven their keys, and TLS or the seal of a link through a broker protects each byte and its order. So they
+  are accepted only over a link that has proven the sender's key. Signatures took most of the processor time of a round.
+
+Repeated frames are refused without a clock, by the sender's incarnation and a window of sequence numbers. An unsigned
+frame cannot be recorded and sent again, because links do not repeat data, but two processes that use one key are still
+found by the numbers of all their frames.
 
 The signature of a frame covers the hash of its payload, so the header of a model's frame and its signature (320 bytes)
 show what the sender has published (`SignedModel`). Two such headers are a proof of equivocation if they are of one sender,
@@ -18,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, get_args
 
 import msgspec
 from blake3 import blake3
@@ -27,12 +38,26 @@ from msgspec import Meta
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, Verifier, verify
 from p2pfl.protocols.transport import NO_SESSION
-from p2pfl.protocols.wire.messages import FragmentUpdate, Message, ModelUpdate, Receipts, Stage, UInt32, UInt63, WithPayload
+from p2pfl.protocols.wire.messages import (
+    FragmentUpdate,
+    Message,
+    ModelUpdate,
+    Receipts,
+    Signed,
+    Stage,
+    UInt32,
+    UInt63,
+    WithPayload,
+)
 
-VERSION = 6
+VERSION = 7
+EARLIER = 6  # the version before, in which every frame is signed; a link has it if one of its ends knows no other
 HEADER_SIZE = 256
 OVERHEAD = HEADER_SIZE + SIGNATURE_SIZE
-_LABEL = b"p2pfl envelope 6\0"
+UNSIGNED = bytes(SIGNATURE_SIZE)
+_LABELS = {EARLIER: b"p2pfl envelope 6\0", VERSION: b"p2pfl envelope 7\0"}
+_SIGNED = frozenset(get_args(Signed))
+_WITH_PAYLOAD = frozenset(get_args(WithPayload))
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 SESSIONS = 4096  # number of latest links whose sessions are kept
@@ -144,19 +169,33 @@ class FrameSigner:
         self._all_sessions = True  # false once a session has been dropped
 
     def seal(
-        self, message: Message, recipient: bytes, payload: Payload = EMPTY, session: bytes = NO_SESSION
+        self,
+        message: Message,
+        recipient: bytes,
+        payload: Payload = EMPTY,
+        session: bytes = NO_SESSION,
+        version: int = EARLIER,
     ) -> list[bytes | memoryview]:
-        """Return the parts of the frame that carries `message` to the member with the key `recipient` over a link."""
+        """Return the parts of the frame that carries `message` to the member with the key `recipient` over a link.
+
+        Args:
+            session, version: those of the link.
+        """
         self._sequence += 1
         self._note(session)
         fields = (
-            *(VERSION, self._federation, self._identity.public, recipient, session),
+            *(version, self._federation, self._identity.public, recipient, session),
             *(self._incarnation, self._sequence, self._generation, self._layout, payload.size, payload.digest, message),
         )
-        used = len(msgspec.msgpack.encode(Header(*fields, b"")))
-        header = msgspec.msgpack.encode(Header(*fields, bytes(HEADER_SIZE - used)))
-        assert len(header) == HEADER_SIZE, "the message does not fit into the header"
-        return [header, self._identity.sign(signed_content(header, payload.digest)), *payload.parts]
+        header = _encode(Header(*fields, b""))
+        # The padding is the last field: its length, and zeros. Up to 255 bytes, its length takes one byte.
+        left = HEADER_SIZE - len(header)
+        assert left >= 0, "the message does not fit into the header"
+        header = b"".join((header[:-1], left.to_bytes(1, "big"), bytes(left)))
+        signature = UNSIGNED
+        if is_signed(message, version):
+            signature = self._identity.sign(signed_content(header, payload.digest, version))
+        return [header, signature, *payload.parts]
 
     def _note(self, session: bytes) -> None:
         if session not in self._sessions:
@@ -187,7 +226,7 @@ class FrameSigner:
         for at in range(0, len(evidence), OVERHEAD):
             envelope = evidence[at : at + OVERHEAD]
             headers.append(parse_header(envelope, self._federation))
-            verify_header(self._identity.public, headers[-1].digest, envelope)
+            verify_header(self._identity.public, headers[-1].version, headers[-1].digest, envelope)
         if any(header.sender != self._identity.public for header in headers):
             raise ProtocolError("wrong signature", "evidence that this node has not signed")
         incarnation = max((header.incarnation for header in headers if self._is_foreign(header)), default=None)
@@ -206,27 +245,40 @@ def parse_header(envelope: bytes | memoryview, federation: bytes) -> Header:
     """Return the header of a frame of a federation, from the header and its signature, which is not verified.
 
     Raises:
-        ProtocolError: its `cause` is one of wrong length, malformed, other federation.
+        ProtocolError: its `cause` is one of wrong length, malformed, version, other federation.
     """
     if len(envelope) != OVERHEAD:
         raise ProtocolError("wrong length", f"an envelope of {len(envelope)} bytes")
     header = _decode(envelope[:HEADER_SIZE])
+    if header.version not in _LABELS:
+        raise _other_version(header.version)
     if header.federation != federation:
         raise ProtocolError("other federation")
     return header
 
 
-def verify_header(sender: bytes, digest: bytes, envelope: bytes | memoryview) -> None:
+def verify_header(sender: bytes, version: int, digest: bytes, envelope: bytes | memoryview) -> None:
     """Verify the signature of a header. Neither the payload nor the sender's membership is needed.
 
     Raises:
         ProtocolError: the signature does not hold.
     """
-    if not verify(sender, bytes(envelope[HEADER_SIZE:]), signed_content(envelope[:HEADER_SIZE], digest)):
+    if not verify(sender, bytes(envelope[HEADER_SIZE:]), signed_content(envelope[:HEADER_SIZE], digest, version)):
         raise ProtocolError("wrong signature", "a header that its sender has not signed")
 
 
+def is_readable(envelope: bytes | memoryview, version: int) -> bool:
+    """Return whether a node that knows no later version than this one can read a header, as `seal` has made it."""
+    return envelope[1] <= version
+
+
+def is_signed(message: Message, version: int) -> bool:
+    """Return whether the frame of a message is signed over a link of this version."""
+    return version < VERSION or type(message) in _SIGNED
+
+
 _header = msgspec.msgpack.Decoder(Header)
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class FrameVerifier:
@@ -266,42 +318,57 @@ class FrameVerifier:
         session: bytes = NO_SESSION,
         key: bytes | None = None,
         digest: bytes = b"",
+        version: int = EARLIER,
     ) -> Opened:
         """Return the message of a frame.
 
         Args:
-            session: session of the link over which the frame came.
+            session, version: those of the link over which the frame came.
             key: the proven key of the other end of the link; None if keys are not proven.
             digest: hash of the payload, if it was computed while the frame arrived.
 
         Raises:
             ProtocolError: its `cause` is one of malformed, version, other federation, other recipient, stranger, other
-                sender, other session, replay, wrong signature, wrong length.
+                sender, other session, replay, not signed, wrong signature, wrong length.
         """
         view = memoryview(frame)
         if len(view) < OVERHEAD or len(view) > OVERHEAD + self._limit:
             raise ProtocolError("wrong length", f"a frame of {len(view)} bytes")
         header_bytes, payload = view[:HEADER_SIZE], view[OVERHEAD:]
-        header = _decode_version(header_bytes)
+        header = _decode_version(header_bytes, version)
         self._expect_addressed(header, session, key)
         if header.payload_size != len(payload):
             raise ProtocolError("wrong length", f"a payload of {len(payload)} bytes, {header.payload_size} announced")
-        if len(payload) and not isinstance(header.body, WithPayload):
+        if len(payload) and type(header.body) not in _WITH_PAYLOAD:
             raise ProtocolError("wrong length", f"a payload of {len(payload)} bytes after a message without one")
         window = self._windows[header.sender]
         window.check(header.incarnation, header.sequence)
-        signature = bytes(view[HEADER_SIZE:OVERHEAD])
-        if not self._verifiers[header.sender].valid(signature, signed_content(header_bytes, header.digest)):
-            raise ProtocolError("wrong signature", f"claims to be {self._names[header.sender]}")
-        if (digest or blake3(payload).digest()) != header.digest:
+        signed = is_signed(header.body, version)
+        self._expect_signature(header, view, signed, version, key)
+        if (digest or (blake3(payload).digest() if len(payload) else EMPTY.digest)) != header.digest:
             raise ProtocolError("wrong signature", "the payload differs from the signed one")
         # Only after verification: a forger must not use up the sequence numbers of an honest peer.
-        if window.commit(header.incarnation, header.sequence):
+        if window.commit(header.incarnation, header.sequence) and signed:
             self._newest[header.sender] = bytes(view[:OVERHEAD])
             if isinstance(header.body, ModelUpdate | FragmentUpdate):
                 self.note_model(header.sender, view[:OVERHEAD])
         model = signed_model(header, view[:OVERHEAD])
         return Opened(self._names[header.sender], header.body, payload, header.incarnation, model)
+
+    def _expect_signature(self, header: Header, frame: memoryview, signed: bool, version: int, key: bytes | None) -> None:
+        """Refuse a frame whose author neither a signature nor the link proves."""
+        signature = bytes(frame[HEADER_SIZE:OVERHEAD])
+        if not signed:
+            if key is None:
+                raise ProtocolError("not signed", "a frame without a signature over a link that proves no key")
+            if signature != UNSIGNED:
+                raise ProtocolError("malformed", "a signature of a message that has none")
+            return
+        if version >= VERSION and signature == UNSIGNED:
+            raise ProtocolError("not signed", f"a message of {self._names[header.sender]} that must be signed")
+        content = signed_content(frame[:HEADER_SIZE], header.digest, version)
+        if not self._verifiers[header.sender].valid(signature, content):
+            raise ProtocolError("wrong signature", f"claims to be {self._names[header.sender]}")
 
     def _expect_addressed(self, header: Header, session: bytes, key: bytes | None) -> None:
         """Refuse a header that is not from a member to this node over this link."""
@@ -321,7 +388,7 @@ class FrameVerifier:
         return self._federation
 
     def newest(self, key: bytes) -> bytes:
-        """Return the header and the signature of the newest frame of a sender; b"" before the first."""
+        """Return the header and the signature of the newest signed frame of a sender; b"" before the first."""
         return self._newest.get(key, b"")
 
     def newest_model(self, key: bytes) -> bytes:
@@ -333,14 +400,18 @@ class FrameVerifier:
         self._models[sender] = bytes(envelope)
 
 
-def _decode_version(header: memoryview) -> Header:
-    """Read a header; refuse another version, because its fields may differ."""
-    if _is_array(header[0]) and header[1] < 128 and header[1] != VERSION:
-        raise ProtocolError("version", f"the peer has wire version {header[1]}, this node {VERSION}")
+def _decode_version(header: memoryview, version: int) -> Header:
+    """Read a header; refuse another version than that of the link, because its fields may differ."""
+    if _is_array(header[0]) and header[1] < 128 and header[1] != version:
+        raise _other_version(header[1])
     decoded = _decode(header)
-    if decoded.version != VERSION:
-        raise ProtocolError("version", f"the peer has wire version {decoded.version}, this node {VERSION}")
+    if decoded.version != version:
+        raise _other_version(decoded.version)
     return decoded
+
+
+def _other_version(theirs: int) -> ProtocolError:
+    return ProtocolError("version", f"the peer has wire version {theirs}, this node {EARLIER} and {VERSION}")
 
 
 def _decode(header: bytes | memoryview) -> Header:
@@ -355,9 +426,9 @@ def _is_array(first: int) -> bool:
     return first & 0xF0 == 0x90
 
 
-def signed_content(header: bytes | memoryview, payload_digest: bytes) -> bytes:
+def signed_content(header: bytes | memoryview, payload_digest: bytes, version: int) -> bytes:
     """Return the bytes that the signature of a frame covers."""
-    return _LABEL + sha256(header).digest() + payload_digest
+    return _LABELS[version] + sha256(header).digest() + payload_digest
 
 
 class ReplayWindow:
@@ -396,6 +467,7 @@ class SignedModel(NamedTuple):
     """Header of the frame of a model, or of a part of one, that its sender has signed.
 
     Attributes:
+        version: wire version of the frame.
         sender: public key.
         start: the sender's incarnation and generation.
         content: hash of the payload, and number of samples.
@@ -403,6 +475,7 @@ class SignedModel(NamedTuple):
         part: division, number of parts, and part; None for a whole model.
     """
 
+    version: int
     sender: bytes
     start: tuple[int, int]
     round: int
@@ -428,7 +501,7 @@ class SignedModel(NamedTuple):
         Raises:
             ProtocolError: it does not hold.
         """
-        verify_header(self.sender, self.content[0], self.envelope)
+        verify_header(self.sender, self.version, self.content[0], self.envelope)
 
 
 def signed_model(header: Header, envelope: bytes | memoryview) -> SignedModel | None:
@@ -442,7 +515,7 @@ def signed_model(header: Header, envelope: bytes | memoryview) -> SignedModel | 
         return None
     start, content = (header.incarnation, header.generation), (header.digest, body.n_samples)
     part = (body.division, body.parts, body.part) if isinstance(body, FragmentUpdate) else None
-    return SignedModel(header.sender, start, body.round, body.stage, content, bytes(envelope), part)
+    return SignedModel(header.version, header.sender, start, body.round, body.stage, content, bytes(envelope), part)
 
 
 def parse_signed_model(envelope: bytes | memoryview, federation: bytes) -> SignedModel:

@@ -284,6 +284,12 @@ WithPayload = (
     | Conflict
     | Report
 )
+# The kinds whose frames are signed in wire version 7; in version 6 all are. They are those whose frames, or headers, serve
+# as evidence for others: a model (receipts, proofs of equivocation, conflicts), and an introduction, which shows each start
+# of a node. And they are those that decide a coordinated round or an election, so that its messages can be judged later.
+# Nobody shows the frames of other kinds to a third party: the link proves their author (see
+# p2pfl.protocols.wire.envelope). The headers within receipts, proofs and conflicts are those of signed frames.
+Signed = Hello | Welcome | ModelUpdate | FragmentUpdate | Submit | Assigned | SumRequest | SumAnswer | Vote | Voted
 
 Scalar = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Finite | bool | Text
 

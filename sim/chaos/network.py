@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from p2pfl.protocols.errors import ProtocolError, RefusedError, TransportError
 from p2pfl.protocols.transport import AccessControl, Handler, Link, Part
+from p2pfl.protocols.wire.envelope import VERSION
 from p2pfl.sim.chaos.hardware import MachineLoop, ProcessEnd
 from p2pfl.sim.chaos.schedule import Fault
 from p2pfl.sim.scenario.network import Links
@@ -226,6 +227,7 @@ class FaultyLink:
     payload_digest = b""
     joining = False
     backlog = progress = 0
+    version = VERSION
 
     def __init__(self, transport: FaultyTransport, other: FaultyTransport, session: bytes, dialled: bool) -> None:
         self.host = transport.host

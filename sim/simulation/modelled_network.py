@@ -32,7 +32,7 @@ from p2pfl.node.peering.peers import PeerView, Traffic
 from p2pfl.node.settings import Settings
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Fragment, Stage, Update
-from p2pfl.protocols.wire.envelope import OVERHEAD, SignedModel
+from p2pfl.protocols.wire.envelope import OVERHEAD, VERSION, SignedModel
 from p2pfl.protocols.wire.messages import Receipts
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.network import Links
@@ -177,7 +177,7 @@ class ModelledReceipts:
         self, sender: ModelledPeer, update: Update | Fragment, shown: bytes, part: tuple[str, int, int] | None
     ) -> None:
         start, name, content = (1, sender.generation), sender.name.encode(), (shown, update.n_samples)
-        model = SignedModel(name, start, update.round, update.stage, content, name, part)
+        model = SignedModel(VERSION, name, start, update.round, update.stage, content, name, part)
         self.compare(model)
         self._book.add(model, fetched=True)
         self._fresh.append(model)

@@ -319,9 +319,9 @@ class Simulation:
     def _message_exchanges(self, policies: Mapping[int, Policy], trainers: Trainers) -> Callable[[int], Exchange]:
         """Return the function that makes exchanges which sign, send and verify real messages over simulated links."""
         plan = self.plan
-        network = InProcessNetwork(self.links)
         scenario, names = plan.scenario, plan.names
         keys = {name: identity_of(scenario.seed, name) for name in names}
+        network = InProcessNetwork(self.links, {name: key.public for name, key in keys.items()})
         scores = any(asks_scores(policy) for policy in policies.values())
         fragments = any(fetches_fragments(policy) for policy in policies.values())
 

@@ -8,7 +8,7 @@ import pytest
 
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.protocols.wire.envelope import VERSION
+from p2pfl.protocols.wire.envelope import EARLIER, VERSION
 from tests.conformance import wire_project, wire_reader
 from tests.conformance.wire_types import RefusedError
 from tests.support.loopback_nodes import Intruder, folders, honest, until
@@ -26,7 +26,7 @@ def test_frames_of_earlier_version_are_refused_by_their_version(check):
 
 
 def test_recorded_version_is_the_one_before():
-    assert RECORDED["protocol"] == VERSION - 1
+    assert RECORDED["protocol"] == EARLIER - 1 == VERSION - 2
 
 
 def test_node_names_versions_of_earlier_peer_and_serves_others(tmp_path):
@@ -42,7 +42,7 @@ def test_node_names_versions_of_earlier_peer_and_serves_others(tmp_path):
                 await until(lambda: alice.rejected)
                 assert alice.rejected == {"version": 1}
                 reason = alice.exchange.view.suspected["carol"]
-                assert reason == f"the peer has wire version {VERSION - 1}, this node {VERSION}"
+                assert reason == f"the peer has wire version 5, this node {EARLIER} and {VERSION}"
                 (update,) = await bob.exchange.fetch(["alice"], 1, "trained")
                 assert update.params.tobytes() == alice.model.tobytes()
 

@@ -128,10 +128,13 @@ class Changer:
         """Change the second half of a header and sign it again."""
         header = (frame[:165] + self.changed(frame[165:215]) + frame[215:256] + bytes(64))[:256]
         try:
-            digest = read(header, wire_reader.HEADER)["digest"]
+            read_header = read(header, wire_reader.HEADER)
         except RefusedError:
             return header + frame[256:]
-        signature = owner(header[22:54].hex()).sign(b"p2pfl envelope 5\0" + sha256(header).digest() + digest)
+        if frame[256:320] == bytes(64):
+            return header + frame[256:]
+        label = wire_reader.LABELS.get(read_header["version"], b"")
+        signature = owner(header[22:54].hex()).sign(label + sha256(header).digest() + read_header["digest"])
         return header + signature + frame[320:]
 
     def log(self, data):

@@ -402,9 +402,10 @@ def check_receipts(given):
 def check_frame(given):
     keys = {key: unhex(key) for key in given["members"]}
     verifier = FrameVerifier(keys, unhex(given["me"]), unhex(given["federation"]), given["limit"])
+    link = {"session": unhex(given["session"]), "key": unhex(given["link"]), "version": given.get("version", 6)}
     for frame in given["before"]:
-        verifier.open(unhex(frame), unhex(given["session"]), unhex(given["link"]))
-    opened = verifier.open(unhex(given["frame"]), unhex(given["session"]), unhex(given["link"]))
+        verifier.open(unhex(frame), **link)
+    opened = verifier.open(unhex(given["frame"]), **link)
     header = msgspec.msgpack.decode(unhex(given["frame"])[:256])
     return plain(
         {

@@ -725,6 +725,19 @@ WITH_PAYLOAD = (
     "sum_request",
     "sum_answer",
 )
+SIGNED = (
+    "hello",
+    "welcome",
+    "model_update",
+    "fragment_update",
+    "submit",
+    "assigned",
+    "sum_request",
+    "sum_answer",
+    "vote",
+    "voted",
+)
+LABELS = {6: b"p2pfl envelope 6\0", 7: b"p2pfl envelope 7\0"}
 U63 = integer(0, 2**63 - 1)
 HEADER = structure(
     {
@@ -750,17 +763,17 @@ class FrameVerifier:
         self.federation, self.me = bytes.fromhex(given["federation"]), bytes.fromhex(given["me"])
         self.members = [bytes.fromhex(key) for key in given["members"]]
         self.session, self.link = bytes.fromhex(given["session"]), bytes.fromhex(given["link"])
-        self.limit = given["limit"]
+        self.limit, self.version = given["limit"], given.get("version", 6)
         self.seen = {}  # by key: the highest incarnation and its sequence numbers
 
     def open(self, frame):
         expect(320 <= len(frame) <= 320 + self.limit, "wrong length")
         head, signature, payload = frame[:256], frame[256:320], frame[320:]
         if 0x90 <= head[0] <= 0x9F and head[1] < 0x80:
-            expect(head[1] == 6, "version")
+            expect(head[1] == self.version, "version")
         header = read(head, HEADER)
         sender, message = header["sender"], header["message"]
-        expect(header["version"] == 6, "version")
+        expect(header["version"] == self.version, "version")
         expect(header["federation"] == self.federation, "other federation")
         expect(header["recipient"] == self.me, "other recipient")
         expect(sender in self.members, "stranger")
@@ -774,7 +787,12 @@ class FrameVerifier:
         expect(header["incarnation"] == incarnation, "replay")
         expect(not numbers or header["sequence"] > max(numbers) - 1024, "replay")
         expect(header["sequence"] not in numbers, "replay")
-        expect(signed(sender, signature, b"p2pfl envelope 6\0" + digest(head) + header["digest"]), "wrong signature")
+        if self.version == 6 or message["kind"] in SIGNED:
+            expect(self.version == 6 or signature != bytes(64), "not signed")
+            content = LABELS[self.version] + digest(head) + header["digest"]
+            expect(signed(sender, signature, content), "wrong signature")
+        else:
+            expect(signature == bytes(64), "malformed")
         expect(blake3(payload).digest() == header["digest"], "wrong signature")
         self.seen[sender] = incarnation, numbers | {header["sequence"]}
         found = {name: header[name] for name in ("sender", "incarnation", "sequence", "layout")}
@@ -802,12 +820,13 @@ def check_conflict(given):
 
 def envelope_header(envelope, federation):
     header = read(envelope[:256], HEADER)
+    expect(header["version"] in LABELS, "version")
     expect(header["federation"] == bytes.fromhex(federation), "other federation")
     return header
 
 
 def expect_signed(header, envelope):
-    content = b"p2pfl envelope 6\0" + digest(envelope[:256]) + header["digest"]
+    content = LABELS[header["version"]] + digest(envelope[:256]) + header["digest"]
     expect(signed(header["sender"], envelope[256:], content), "wrong signature")
 
 

@@ -35,7 +35,7 @@ from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import make_certificate
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import EMPTY, VERSION, FrameSigner, Payload
+from p2pfl.protocols.wire.envelope import EARLIER, EMPTY, VERSION, FrameSigner, Payload
 from p2pfl.protocols.wire.payload import encode_extras
 from tests.conformance.wire_keys import KEYS, SEEDS
 from tests.conformance.wire_making import (
@@ -936,23 +936,10 @@ TERMS = m.HelloParameters(
 )
 
 
-def envelope_vectors() -> Vectors:
-    v = Vectors("Frames over an introduced link: every kind of message, and every way in which a frame is refused.")
-    base = {"federation": ID.hex(), "me": BOB.public.hex(), "members": [key.public.hex() for key in (ALICE, BOB, CAROL)]}
-    base |= {"limit": 70_000, "session": SESSION.hex(), "link": ALICE.public.hex(), "before": []}
+def every_message() -> list[tuple[m.Message, Payload]]:
+    """Return a message of every kind, with its payload."""
     model = Payload.of(np.arange(8, dtype="<f4").tobytes(), encode_extras({"x": np.ones(2, np.float32)}))
-
-    def frame(message=None, payload=EMPTY, incarnation=2, number=1, by=ALICE, to=BOB, of=ID, session=SESSION):
-        signer = FrameSigner(by, of, LAYOUT, incarnation, sequence=number - 1)
-        return b"".join(bytes(p) for p in signer.seal(message or m.Ping(9), to.public, payload, session))
-
-    def good(name, frame, **changes):
-        v.good(name, "frame", **base | {"frame": frame.hex()} | changes)
-
-    def bad(name, cause, why, frame, **changes):
-        v.bad(name, "frame", cause, why, **base | {"frame": frame.hex()} | changes)
-
-    for message, payload in [
+    return [
         (m.Hello(), Payload.of(TERMS.encode())),
         (m.Welcome(), Payload.of(TERMS.encode())),
         (m.Get(1, 3, "trained"), EMPTY),
@@ -978,7 +965,25 @@ def envelope_vectors() -> Vectors:
         (m.Equivocation(), Payload.of(bytes(640))),
         (m.Conflict(), Payload.of(bytes(320))),
         *coordination_messages(),
-    ]:
+    ]
+
+
+def envelope_vectors() -> Vectors:
+    v = Vectors("Frames over an introduced link: every kind of message, and every way in which a frame is refused.")
+    base = {"federation": ID.hex(), "me": BOB.public.hex(), "members": [key.public.hex() for key in (ALICE, BOB, CAROL)]}
+    base |= {"limit": 70_000, "session": SESSION.hex(), "link": ALICE.public.hex(), "before": []}
+
+    def frame(message=None, payload=EMPTY, incarnation=2, number=1, by=ALICE, to=BOB, of=ID, session=SESSION):
+        signer = FrameSigner(by, of, LAYOUT, incarnation, sequence=number - 1)
+        return b"".join(bytes(p) for p in signer.seal(message or m.Ping(9), to.public, payload, session))
+
+    def good(name, frame, **changes):
+        v.good(name, "frame", **base | {"frame": frame.hex()} | changes)
+
+    def bad(name, cause, why, frame, **changes):
+        v.bad(name, "frame", cause, why, **base | {"frame": frame.hex()} | changes)
+
+    for message, payload in every_message():
         good(" ".join(str(field) for field in plain_fields(message)), frame(message, payload))
     good("the greatest numbers", frame(incarnation=MOST, number=2**63 - 1))
     good("a number of more than 32 bits", frame(number=2**32))
@@ -1099,6 +1104,77 @@ def envelope_vectors() -> Vectors:
     bad("zeros", "malformed", "no header", bytes(320))
     conflict_vectors(v, frame)
     report_vectors(v)
+    return v
+
+
+def envelope_7_vectors() -> Vectors:
+    v = Vectors("Frames of version 7, where only some kinds of messages are signed, and their evidence.", VERSION)
+    base = {"federation": ID.hex(), "me": BOB.public.hex(), "members": [key.public.hex() for key in (ALICE, BOB, CAROL)]}
+    base |= {"limit": 70_000, "session": SESSION.hex(), "link": ALICE.public.hex(), "version": 7, "before": []}
+    hello = m.Hello(), Payload.of(TERMS.encode())
+
+    def frame(message=None, payload=EMPTY, incarnation=2, number=1, by=ALICE, to=BOB, session=SESSION, version=7):
+        signer = FrameSigner(by, ID, LAYOUT, incarnation, sequence=number - 1)
+        return b"".join(bytes(p) for p in signer.seal(message or m.Ping(9), to.public, payload, session, version))
+
+    def good(name, frame, **changes):
+        v.good(name, "frame", **base | {"frame": frame.hex()} | changes)
+
+    def bad(name, cause, why, frame, **changes):
+        v.bad(name, "frame", cause, why, **base | {"frame": frame.hex()} | changes)
+
+    for message, payload in [*every_message(), *sum_messages()]:
+        good(" ".join(str(field) for field in plain_fields(message)), frame(message, payload))
+    for body, payload in [
+        (["get_fragments", 1, 3, "trained", "strided", 3, b"\5"], EMPTY),
+        (["fragment_update", 1, 3, "trained", 50, False, 0.25, "random", 2, 1], Payload.of(bytes(16))),
+    ]:
+        zeros = {"signature": bytes(64)} if body[0] == "get_fragments" else {}
+        good(f"a {body[0]}", raw_frame(body, payload, version=b"\7", label=b"p2pfl envelope 7\0", **zeros))
+    good("longer formats", raw_frame(["pong", 1, 2], version=b"\xcc\7", signature=bytes(64)))
+    good("a signed frame after an unsigned one", frame(*hello, number=2), before=[frame().hex()])
+    bad("a frame of version 6", "version", "the link has 7", frame(version=6))
+    bad("a frame of version 7", "version", "the link has 6", frame(), version=6)
+    bad("a version to come", "version", "8", b"\x9d\x08" + frame()[2:])
+    model = m.ModelUpdate(1, 9, "trained", 50, False, 0.5), Payload.of(b"1")
+    for name, (message, payload) in {"a hello": hello, "a model": model, "a vote": (m.Vote(3, 2, False), EMPTY)}.items():
+        sealed = frame(message, payload)
+        bad(f"{name} without a signature", "not signed", "zeros", sealed[:256] + bytes(64) + sealed[320:])
+    bad("a signature that was changed", "wrong signature", "its first byte", flipped(frame(*hello), 256))
+    bad("a signature of version 6", "wrong signature", "its label", raw_frame(["hello"], version=b"\7"))
+    bad("a signed ping", "malformed", "it has no signature", raw_frame(["ping", 9], version=b"\7"))
+    bad("a ping with one bit of a signature", "malformed", "its first byte", flipped(frame(), 256))
+    bad("passed on", "other sender", "a ping of carol, sent by alice", frame(by=CAROL))
+    bad("of another link", "other session", "zeros", frame(session=bytes(16)))
+    bad("to another recipient", "other recipient", "carol", frame(to=CAROL))
+    bad("again", "replay", "the same ping", frame(), before=[frame().hex()])
+    bad("of an earlier incarnation", "replay", "1 after 2", frame(incarnation=1, number=9), before=[frame().hex()])
+    bad("a changed payload", "wrong signature", "its last byte", flipped(frame(m.Score(1, 1), Payload.of(bytes(32)))))
+
+    def signed(content=b"1", version=7, **changes):
+        """Return the header and the signature of a model of alice."""
+        update = m.ModelUpdate(1, 9, "trained", 50, False, 0.5)
+        return frame(update, Payload.of(content), version=version, **changes)[:320]
+
+    both = {"federation": ID.hex()}
+    v.good("two models of version 7", "equivocation", **both, proof=(signed() + signed(b"2")).hex())
+    v.good("models of both versions", "equivocation", **both, proof=(signed() + signed(b"2", 6)).hex())
+    v.bad(
+        "one model in both",
+        "equivocation",
+        "malformed",
+        "no contradiction",
+        **both,
+        proof=(signed() + signed(b"1", 6)).hex(),
+    )
+    other = raw_frame(["model_update", 1, 9, "trained", 50, False, 0.5, b""], Payload.of(b"2"), version=b"\5")[:320]
+    v.bad("a model of version 5", "equivocation", "version", "5", **both, proof=(signed() + other).hex())
+    v.good("receipts of both versions", "receipts", **both, payload=(signed() + signed(b"1", 6)).hex())
+    v.bad("a receipt of version 5", "receipts", "version", "5", **both, payload=other.hex())
+    node = {"key": ALICE.public.hex(), "incarnation": 2, "sessions": [SESSION.hex()]}
+    v.good("a later start", "conflict", **both, **node, evidence=(frame(*hello, incarnation=3)[:320]).hex())
+    v.good("the own start", "conflict", **both, **node, evidence=(frame(*hello)[:320]).hex())
+    v.bad("a ping", "conflict", "wrong signature", "it has none", **both, **node, evidence=frame(incarnation=3)[:320].hex())
     return v
 
 
@@ -1299,6 +1375,7 @@ def raw_frame(
     layout=LAYOUT,
     short=0,
     label=None,
+    signature=None,
 ):
     """Return a frame from alice to bob, assembled by hand and signed by `by`."""
     fields = [ID, ALICE.public, BOB.public, SESSION, 2, 1, generation, layout, payload.size, payload.digest]
@@ -1307,7 +1384,7 @@ def raw_frame(
     header = start + b"\xc4" + bytes([left]) + pad * left + b"\0" * short
     assert len(header) == 256
     signed = (b"p2pfl envelope 6\0" if label is None else label) + sha256(header).digest() + payload.digest
-    return header + by.sign(signed) + b"".join(payload.parts)
+    return header + (by.sign(signed) if signature is None else signature) + b"".join(payload.parts)
 
 
 ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -1391,7 +1468,7 @@ def terms_of(size, full):
 def key_file() -> str:
     keys = {name: {"seed": SEEDS[name].hex(), "public": KEYS[name].public.hex()} for name in KEYS}
     about = "Keys of the golden vectors: Ed25519, each made from its seed as RFC 8032 has it. They protect nothing."
-    return json.dumps({"about": about, "protocol": VERSION, "keys": keys}, indent=1) + "\n"
+    return json.dumps({"about": about, "protocol": EARLIER, "keys": keys}, indent=1) + "\n"
 
 
 MAKERS: dict[str, Callable[[], Vectors]] = {
@@ -1402,6 +1479,7 @@ MAKERS: dict[str, Callable[[], Vectors]] = {
     "broker": broker_vectors,
     "mdns": mdns_vectors,
     "envelope": envelope_vectors,
+    "envelope_7": envelope_7_vectors,
     "payload": payload_vectors,
     "coordination": coordination_vectors,
     "fragments": fragment_vectors,

@@ -190,7 +190,10 @@ def _sign_envelope(data: bytes, payload: bytes | None = None) -> bytes:
                     fields[12] = fields[12][:more]
             header = _pack(fields, header)
             hash = fields[10] if isinstance(fields[10], bytes) else b""
-            return header + BY_KEY[sender].sign(b"p2pfl envelope 6\0" + digest(header) + hash)
+            if data[HEADER_SIZE:OVERHEAD] == bytes(64) and payload is not None:
+                return header + bytes(64)  # a kind that is not signed in version 7
+            label = b"p2pfl envelope 7\0" if fields[0] == 7 else b"p2pfl envelope 6\0"
+            return header + BY_KEY[sender].sign(label + digest(header) + hash)
     return data[:OVERHEAD]
 
 

@@ -16,14 +16,18 @@ from p2pfl.protocols.errors import IdentityError, ProtocolError
 from p2pfl.protocols.identity import Identity, Verifier
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import (
+    EARLIER,
     EMPTY,
     HEADER_SIZE,
     OVERHEAD,
+    UNSIGNED,
+    VERSION,
     WIDTH,
     FrameSigner,
     FrameVerifier,
     Payload,
     ReplayWindow,
+    is_signed,
 )
 from p2pfl.protocols.wire.payload import (
     EXTRAS_LIMIT,
@@ -501,6 +505,77 @@ def test_mutated_frames_raise_only_documented_error(data):
         frame[position] = data.draw(st.integers(0, 255))
     with contextlib.suppress(ProtocolError):
         assert pair.verifier.open(frame).sender == "alice"  # the mutation changed nothing
+
+
+# Version 7, in which only some kinds are signed
+
+SIGNED = {"Hello", "Welcome", "ModelUpdate", "FragmentUpdate", "Submit", "Assigned", "SumRequest", "SumAnswer"}
+SIGNED |= {"Vote", "Voted"}
+
+
+def sealed(pair, message, payload=EMPTY, version=VERSION):
+    return bytearray(b"".join(pair.signer.seal(message, pair.bob.public, payload, version=version)))
+
+
+def open_7(pair, frame, key="alice", version=VERSION):
+    key = {"alice": pair.alice.public, "bob": pair.bob.public, None: None}[key]
+    return pair.verifier.open(frame, key=key, version=version)
+
+
+@pytest.mark.parametrize("message", EVERY_MESSAGE, ids=lambda message: type(message).__name__)
+def test_only_kinds_of_the_table_are_signed(pair, message):
+    payload = Payload.of(b"p") if isinstance(message, m.WithPayload) else EMPTY
+    frame = sealed(pair, message, payload)
+    assert (frame[HEADER_SIZE:OVERHEAD] != UNSIGNED) == (type(message).__name__ in SIGNED) == is_signed(message, VERSION)
+    assert is_signed(message, EARLIER)
+    assert open_7(pair, frame).message == message
+
+
+@pytest.mark.parametrize("message", EVERY_MESSAGE, ids=lambda message: type(message).__name__)
+def test_frame_without_its_signature_or_with_another_one_is_rejected(pair, message):
+    frame = sealed(pair, message)
+    other = frame[:HEADER_SIZE] + b"s" * 64
+    with pytest.raises(ProtocolError) as refused:
+        open_7(pair, other)
+    assert refused.value.cause == ("wrong signature" if is_signed(message, VERSION) else "malformed")
+    if is_signed(message, VERSION):
+        with pytest.raises(ProtocolError) as refused:
+            open_7(pair, frame[:HEADER_SIZE] + UNSIGNED)
+        assert refused.value.cause == "not signed"
+    assert open_7(pair, frame).message == message
+
+
+def test_unsigned_frame_needs_link_with_proven_key(pair):
+    frame = sealed(pair, m.Ping(1))
+    for key, cause in ((None, "not signed"), ("bob", "other sender")):
+        with pytest.raises(ProtocolError) as refused:
+            open_7(pair, frame, key)
+        assert refused.value.cause == cause
+    assert open_7(pair, frame).message == m.Ping(1)
+
+
+@pytest.mark.parametrize("message", [m.Ping(1), m.Hello()])
+def test_frame_of_other_version_than_the_link_is_rejected(pair, message):
+    for of, link in ((EARLIER, VERSION), (VERSION, EARLIER)):
+        with pytest.raises(ProtocolError) as refused:
+            open_7(pair, sealed(pair, message, version=of), version=link)
+        assert refused.value.cause == "version"
+
+
+def test_unsigned_frame_is_accepted_once_and_is_no_evidence(pair):
+    hello, ping = sealed(pair, m.Hello()), sealed(pair, m.Ping(1))
+    for frame in (hello, ping):
+        open_7(pair, frame)
+        with pytest.raises(ProtocolError, match="replay"):
+            open_7(pair, frame)
+    assert pair.verifier.newest(pair.alice.public) == hello[:OVERHEAD]
+
+
+def test_unsigned_frame_with_altered_payload_is_rejected(pair):
+    frame = sealed(pair, m.Score(1, 1), Payload.of(b"payload"))
+    frame[-1] ^= 1
+    with pytest.raises(ProtocolError, match="wrong signature"):
+        open_7(pair, frame)
 
 
 # Replay

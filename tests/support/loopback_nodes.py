@@ -59,7 +59,7 @@ class Honest:
         now: time of its invitation service, in seconds since 1970 and since the start of the machine.
     """
 
-    def __init__(self, folder, addresses=None, size=SIZE, guarded=False, bus=None):
+    def __init__(self, folder, addresses=None, size=SIZE, guarded=False, bus=None, earlier=False):
         ready = loading.load(folder)
         if addresses is not None:
             ready = ready._replace(config=msgspec.structs.replace(ready.config, addresses=addresses))
@@ -70,6 +70,8 @@ class Honest:
         access = Guard(self.log, asyncio.get_running_loop().time) if guarded else self.log
         self.bus = bus
         self.transport = _transport(bus, own.listen, self.identity, access, size)
+        if earlier:
+            know_earlier_version_only(self.transport)
         neighbourhood = Neighbourhood(ready, ())
         around = neighbourhood.members()
         keys = {name: member.key for name, member in around.items()}
@@ -191,7 +193,8 @@ class Intruder:
     def seal(self, link, message, payload=b"", to=None, session=None):
         """Return a frame, by default for the other end of the link."""
         payload = payload if isinstance(payload, Payload) else Payload.of(payload)
-        parts = self.signer.seal(message, to or link.key, payload, link.session if session is None else session)
+        session = link.session if session is None else session
+        parts = self.signer.seal(message, to or link.key, payload, session, link.version)
         return b"".join(bytes(part) for part in parts)
 
     def send(self, link, message, payload=b""):
@@ -221,6 +224,12 @@ class Intruder:
 
     def everything(self):
         return b"".join(frame for frames in self.heard.values() for frame in frames)
+
+
+def know_earlier_version_only(transport):
+    """Let a transport offer the application protocol of wire version 6 only, as nodes of that version do."""
+    for context in (transport.credentials.accepting, transport.credentials.dialling):
+        context.set_alpn_protocols(["p2pfl/1"])
 
 
 def _transport(bus, listen, identity, access, size):

@@ -17,7 +17,7 @@ from p2pfl.protocols.membership.invitation import Join, Joined, decode_answer, e
 from p2pfl.protocols.membership.log import Entry, Membership, Signed
 from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import HEADER_SIZE
+from p2pfl.protocols.wire.envelope import HEADER_SIZE, VERSION
 from tests.support.brokers import MemoryBroker
 from tests.support.loopback_nodes import Intruder, Relay, folders, honest, somebody, until
 
@@ -185,7 +185,8 @@ class Scene:
 
     def signed_by_carol(self, message, to=None):
         """Return a frame that carol has signed for the session of mallory's link to alice."""
-        parts = self.carol.peering.signer.seal(message, to or self.alice.key, session=self.to_alice.session)
+        link = self.to_alice
+        parts = self.carol.peering.signer.seal(message, to or self.alice.key, session=link.session, version=link.version)
         return b"".join(parts)
 
     def own_frame(self, message=None, **options):
@@ -236,7 +237,8 @@ FRAMES = {
     "what was said before": ("replay", lambda s: s.mallory.said[s.to_alice][-1]),
     "of another federation": ("other federation", other_federation_frame),
     "of a stranger": ("stranger", stranger_frame),
-    "a changed signature": ("wrong signature", lambda s: flipped(s.own_frame(), HEADER_SIZE)),
+    "a changed signature": ("wrong signature", lambda s: flipped(s.own_frame(m.Vote(1, 1, True)), HEADER_SIZE)),
+    "a signature where there is none": ("malformed", lambda s: flipped(s.own_frame(), HEADER_SIZE)),
     "a changed payload": ("wrong signature", lambda s: flipped(s.own_frame(m.Score(1, 1), payload=bytes(9)), -1)),
     "cut": ("wrong length", lambda s: s.own_frame(m.Score(1, 1), payload=bytes(9))[:-1]),
     "continued": ("wrong length", lambda s: s.own_frame() + b"x"),
@@ -255,6 +257,18 @@ def test_node_rejects_forged_or_replayed_frame(members, what):
         answers = await stage.mallory.settled(stage.to_alice, stage.alice)
         assert kinds(answers) == (["conflict"] if cause == "replay" else [])
         assert_unchanged(stage.alice, before, stage.mallory, {cause: 1})
+
+    run_scene(members, test)
+
+
+def test_unsigned_frame_of_signed_kind_closes_link(members):
+    async def test(stage):
+        vote = stage.own_frame(m.Vote(1, 1, True))
+        stage.to_alice.send([vote[:HEADER_SIZE] + bytes(64)])
+        await until(lambda: not stage.alice.exchange.peers["mallory"].introduced)
+        assert stage.alice.rejected == {"not signed": 1}
+        await until(lambda: stage.mallory.lost_links == [stage.to_alice])
+        assert (await stage.mallory.introduce(stage.alice)).version == VERSION  # it may try again
 
     run_scene(members, test)
 

@@ -20,14 +20,14 @@ KEYS = {name: bytes([k]) * 32 for k, name in enumerate(NAMES)}
 class PlainSigner:
     """Signer that leaves messages as they are."""
 
-    def seal(self, message, recipient, payload, session):
+    def seal(self, message, recipient, payload, session, version):
         return [message]
 
 
 class RecordingLink:
     """Link that records all sent frames."""
 
-    session, progress = bytes(16), 0
+    session, version, progress = bytes(16), 7, 0
 
     def __init__(self):
         self.sent, self.closed = [], False

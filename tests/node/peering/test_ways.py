@@ -19,7 +19,7 @@ from tests.support.federation import Federation
 class RecordingLink:
     """Link that records all sent frames."""
 
-    dialled, joining, remote, backlog, progress, payload_digest = True, False, "b", 0, 0, b""
+    dialled, joining, remote, backlog, progress, payload_digest, version = True, False, "b", 0, 0, b"", 6
     numbers = count(1)
 
     def __init__(self, key, direct):

@@ -221,7 +221,7 @@ class CountingLink:
 
     remote, key, session, dialled, direct, joining = "bob", BOB.public, SESSION, False, True, False
     backlog = progress = 0
-    payload_digest = b""
+    payload_digest, version = b"", 6
 
     def __init__(self):
         self.frames = 0
