@@ -33,13 +33,41 @@ lying member can prevent elections, or vote twice.
 and the members that had promised to support it do so; others wait as usual. Messages of an unknown version are ignored:
 the log is distributed separately.
 
+**Committee.** In a federation with a committee (p2pfl.protocols.membership.committee) the electorate is that committee. The
+first part of a term is then the committee version, which other entries of the log leave as it is. All that is said above
+holds with "committee" for "all members". A majority of the committee suffices, however many other members are absent.
+Members outside it do not vote, receive no beats, and promise nothing. They follow the coordinator that a certificate names
+(`certify`): votes of a majority of the committee with their signatures (p2pfl.protocols.term_certificates). The caller
+verifies it once in a term.
+
+**Change of the committee.** Majorities of two committees need not share a member, whether one member was replaced or many.
+Therefore a coordinator of a committee version needs votes of a majority of that committee, and of each committee before it,
+back to the newest one that is *established*: one that has had a coordinator, as the candidate knows from a beat or from a
+certificate. (`Electorate.earlier` has the committees before, and `Ballot.established` is on the disk.) After its first
+election a committee is established itself, and its own majority suffices.
+
+Let A hold a lease in version a, and let B be elected in a version b > a. Then A's lease has ended, and A gets no other:
+
+1. *Some coordinator X, elected in a version after a and not later than B, had votes of a majority of committee a.* Either B
+   had them, or B knew an established version e, a < e <= b. Then a coordinator of version e was elected before B, and the
+   same holds for it in place of B. There are only finitely many elections before B's, so one of them had these votes.
+2. Every majority that could support A shares a member v with the voters of X. v gave X its vote when it was promised to
+   nobody else, so a lease of A that v had supported had ended. From then on v is in a later version, for ever, because its
+   term is on the disk; it answers no beat of version a.
+
+So two leases never overlap, whatever versions they are of, under the conditions above. Beats go to the present committee
+only. A member that was in an earlier committee, and is not in the present one, votes in an election that needs it, and
+never stands. Members that are no longer in the log, or have another key, count as absent. If a majority of an earlier
+committee has stopped for good, no vote replaces it; then the admission key signs an entry with `lost`, and so vouches that
+they lead nowhere. Before the first complete committee, versions are as in a federation without one.
+
 **Parts.** `Voter` is a member that votes and follows: its promises, its votes, and the terms that it accepts. `Election`
 is a `Voter` that also stands and coordinates. A member with no right to coordinate is an `Election` that never stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -63,24 +91,50 @@ class Term(NamedTuple):
 
 
 class Ballot(msgspec.Struct, frozen=True):
-    """Latest known term, and the member for which this node voted in it ("" for none). It must never be lost."""
+    """Latest known term, and the member for which this node voted in it ("" for none). It must never be lost.
+
+    Attributes:
+        established: the newest committee version that is known to have had a coordinator; 0 if none is, or without a
+            committee.
+    """
 
     term: Term = Term(0, 0)
     vote: str = ""
+    established: int = 0
+
+
+class Quorum(msgspec.Struct, frozen=True):
+    """Earlier committee, whose majority must agree to the first coordinator of a later one.
+
+    Attributes:
+        membership_version: the first part of its terms.
+        majority: number of its members that must agree.
+        members: those of its members that may still vote.
+    """
+
+    membership_version: int
+    majority: int
+    members: frozenset[str]
 
 
 class Electorate(msgspec.Struct, frozen=True):
     """Members that vote, and members that may coordinate.
 
     Attributes:
-        membership_version: version of the membership log.
+        membership_version: version of the membership log; with a committee, the version that made the present one.
         members: all members that vote, including this node if it votes.
         eligible: the members that may coordinate; the preferred one is first.
+        keys: with a committee, the keys of its members by name; None without one.
+        participants: with a committee, all members that follow its coordinator; None if all that vote do.
+        earlier: committees before this one, the oldest first.
     """
 
     membership_version: int
     members: frozenset[str]
     eligible: tuple[str, ...]
+    keys: Mapping[str, bytes] | None = None
+    participants: frozenset[str] | None = None
+    earlier: tuple[Quorum, ...] = ()
 
     @property
     def majority(self) -> int:
@@ -143,7 +197,7 @@ class Voter:
         self.ballot = (
             ballot
             if ballot.term.membership_version == electorate.membership_version
-            else Ballot(Term(electorate.membership_version, 0))
+            else Ballot(Term(electorate.membership_version, 0), established=ballot.established)
         )
         self._draw = draw
         self._send: list[tuple[str, m.ElectionMessage]] = []
@@ -156,6 +210,12 @@ class Voter:
     @property
     def term(self) -> Term:
         return self.ballot.term
+
+    @property
+    def follows_only(self) -> bool:
+        """Whether this node is outside the committee, and follows its coordinator."""
+        participants = self.electorate.participants
+        return participants is not None and self.me in participants and self.me not in self.electorate.members
 
     def leads(self, now: float) -> bool:
         """Return whether this node may act as the coordinator now; a voter may not."""
@@ -182,13 +242,30 @@ class Voter:
         if term.number - self.term.number > FURTHEST:
             raise ProtocolError("election", f"{sender} claims term {term.number}, far ahead of {self.term.number}")
 
+    def _earlier(self) -> list[Quorum]:
+        """Return the earlier committees that must agree to a coordinator, too."""
+        established = self.ballot.established
+        if established == self.term.membership_version:
+            return []
+        return [quorum for quorum in self.electorate.earlier if quorum.membership_version >= established]
+
+    def _voters(self) -> frozenset[str]:
+        """Return the members whose votes count for a coordinator."""
+        earlier = self._earlier()
+        return self.electorate.members.union(*(each.members for each in earlier)) if earlier else self.electorate.members
+
+    def _establish(self) -> None:
+        """Record that the present committee has had a coordinator, if there were others before it."""
+        if self.electorate.earlier and self.ballot.established < self.term.membership_version:
+            self.ballot = msgspec.structs.replace(self.ballot, established=self.term.membership_version)
+
     def _expect_eligible(self, sender: str) -> None:
         if sender not in self.electorate.eligible:
             raise ProtocolError("election", f"{sender} cannot be elected")
 
     def _adopt(self, term: Term, now: float) -> None:
         """Adopt a later term, in which this node has not voted."""
-        self.ballot = Ballot(term)
+        self.ballot = Ballot(term, established=self.ballot.established)
         self._become_follower(now)
 
     def _become_follower(self, now: float) -> None:
@@ -223,7 +300,7 @@ class Voter:
         if self.ballot.vote not in ("", sender):
             return False
         if not self.ballot.vote:
-            self.ballot = Ballot(self.term, sender)
+            self.ballot = msgspec.structs.replace(self.ballot, vote=sender)
             self.role = "follower"
             self._timer = now + self._wait()
         return True
@@ -288,6 +365,8 @@ class Election(Voter):
         """Return the coordinator that this node knows; None if there is none or it has not sent a beat recently."""
         if self.role == "coordinator":
             return self.me if self.leads(now) else None
+        if self.follows_only:
+            return self._coordinator or None
         return self._coordinator or None if now < self._promised_until else None
 
     def problem(self, now: float) -> str:
@@ -295,6 +374,8 @@ class Election(Voter):
         total, needed = len(self.electorate.members), self.electorate.majority
         if self.coordinator(now) is not None:
             return ""
+        if self.follows_only:
+            return "no coordinator: no certificate of the committee's present term is known"
         if self.me not in self.electorate.members:
             return "no coordinator: this node has no vote"
         if not self.electorate.eligible:
@@ -302,8 +383,15 @@ class Election(Voter):
         if self.term.number == LAST:
             return "no coordinator: the last possible term is used; elections continue when the membership changes"
         in_sight = max(self._in_sight, len(self._answered))
+        of = "members" if self.electorate.participants is None else "members of the committee"
         if self._in_sight and in_sight < needed:  # after the first question has had time for answers
-            return f"no coordinator: {in_sight} of {total} members reachable, {needed} needed"
+            return f"no coordinator: {in_sight} of {total} {of} reachable, {needed} needed"
+        for quorum in self._earlier():
+            if self._in_sight and (found := len(quorum.members & self._granted)) < quorum.majority:
+                return (
+                    f"no coordinator: {found} members of the committee of version {quorum.membership_version} agree to its"
+                    f" change, {quorum.majority} needed; if they have stopped for good, name the new one with --lost"
+                )
         return "no coordinator yet"
 
     def next_tick(self) -> float:
@@ -338,7 +426,7 @@ class Election(Voter):
                 unchanged.
         """
         before = self.ballot
-        known = message.membership_version == self.term.membership_version and sender in self.electorate.members
+        known = message.membership_version == self.term.membership_version and sender in self._voters()
         if known and sender != self.me:
             term = Term(message.membership_version, message.term)
             self._expect_credible(sender, term, now)
@@ -348,12 +436,36 @@ class Election(Voter):
                     self._on_request(sender, term, message.trial, now)
                 case m.Voted():
                     self._on_vote(sender, term, message, now)
-                case m.Leading():
+                case m.Leading() if not self.follows_only:
                     self._expect_eligible(sender)
                     self._led(sender, term, message.beat, now)
                 case m.Following():
                     self._on_follow(sender, term, message.beat, now)
         return self._step(before)
+
+    def certify(self, term: Term, coordinator: str, now: float) -> ElectionStep:
+        """Follow the coordinator of a term, from a verified certificate of the present committee version.
+
+        Raises:
+            ProtocolError: `lower term` for a term before the latest known one; `election` if another member has
+                coordinated it. The state is then unchanged.
+        """
+        before = self.ballot
+        if self._stale(term):
+            raise ProtocolError("lower term", f"a certificate of the ended term {term}")
+        if self.follows_only:
+            if term > self.term:
+                self._adopt(term, now)
+            if self._coordinator not in ("", coordinator):
+                raise ProtocolError("election", f"{coordinator} and {self._coordinator} both coordinate term {term}")
+            self._coordinator = coordinator
+        self._establish()
+        return self._step(before)
+
+    def release(self, sender: str, term: Term) -> None:
+        """Follow the coordinator of a term no more, because it has reported that it leads no longer."""
+        if self.follows_only and self.obeys(sender, term):
+            self._coordinator = ""
 
     def change(self, electorate: Electorate, now: float) -> ElectionStep:
         """Adopt a changed membership, which is on disk already. An older version changes nothing."""
@@ -364,7 +476,7 @@ class Election(Voter):
         self.electorate = electorate
         if electorate.membership_version > self.term.membership_version:
             self._become_follower(now)
-            self.ballot = Ballot(Term(electorate.membership_version, 0))
+            self.ballot = Ballot(Term(electorate.membership_version, 0), established=self.ballot.established)
             self._answered, self._in_sight, self._far = set(), 0, {}
             if led and self._may_stand(now):
                 self._run(now)
@@ -391,7 +503,8 @@ class Election(Voter):
     def _run(self, now: float) -> None:
         """Ask for votes in a new term."""
         self._coordinator = ""
-        self.ballot = Ballot(Term(self.term.membership_version, self.term.number + 1), self.me)
+        term = Term(self.term.membership_version, self.term.number + 1)
+        self.ballot = Ballot(term, self.me, self.ballot.established)
         self._canvass("candidate", now)
 
     def _canvass(self, role: Literal["standing", "candidate"], now: float) -> None:
@@ -405,12 +518,13 @@ class Election(Voter):
         """Ask the members that have not answered."""
         trial = self.role == "standing"
         question = m.Vote(self.term.membership_version, self.term.number + trial, trial)
-        self._send += [(name, question) for name in sorted(self.electorate.members - self._answered)]
+        self._send += [(name, question) for name in sorted(self._voters() - self._answered)]
         self._again = now + self.timing.beat
 
     def _count(self, now: float) -> None:
         """Count the answers, and continue if they are a majority."""
-        if len(self._granted) >= self.electorate.majority:
+        agreed = all(len(quorum.members & self._granted) >= quorum.majority for quorum in self._earlier())
+        if agreed and len(self._granted & self.electorate.members) >= self.electorate.majority:
             if self.role == "standing":
                 self._run(now)
             else:
@@ -437,6 +551,7 @@ class Election(Voter):
         self._since = now
         self._beat_number = 0
         self._sent, self._supported = {}, {}
+        self._establish()
         self._beat(now)
 
     def _beat(self, now: float) -> None:
@@ -468,6 +583,7 @@ class Election(Voter):
             return  # it was overtaken, so it is out of date
         self._heard = beat
         self.role = "follower"
+        self._establish()
         self._coordinator = self._promised_to = sender
         self._answered, self._in_sight = set(), 0
         self._promised_until = now + self.timing.patience

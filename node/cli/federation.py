@@ -1,4 +1,4 @@
-"""Commands for a federation: create, show, extend, rotate, leave, proofs."""
+"""Commands for a federation: create, show, extend, committee, rotate, leave, proofs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_commands(commands: Any) -> None:
     federation = add_command(
         commands,
         "federation",
-        "create a federation, show it, extend it by more rounds, replace its admission key, or leave it",
+        "create a federation, show it, extend it by more rounds, name its committee, replace its admission key, or leave it",
         "p2pfl-node federation create alice --backup admission-key.backup",
         "p2pfl-node federation show alice",
     )
@@ -29,6 +29,7 @@ def add_commands(commands: Any) -> None:
     _add_show(federations)
     add_proofs(federations)
     _add_extend(federations)
+    _add_committee(federations)
     _add_rotate(federations)
     _add_leave(federations)
 
@@ -60,7 +61,7 @@ def _add_create(federations: Any) -> None:
     add_changes(
         settings,
         "override a key of node.toml for the federation, such as members=3; greatest_epsilon=8 demands a privacy budget of"
-        " every member (greatest_delta, default 1e-5)",
+        " every member (greatest_delta, default 1e-5), and committee=7 lets a committee of that many elect the coordinator",
     )
     key = create.add_argument_group("admission key")
     key.add_argument(
@@ -100,6 +101,30 @@ def _add_extend(federations: Any) -> None:
     add_unlock(extend.add_argument_group("admission key"))
     add_output(extend)
     extend.set_defaults(do=_extend)
+
+
+def _add_committee(federations: Any) -> None:
+    committee = add_command(
+        federations,
+        "committee",
+        "show the committee that elects the coordinator, or name another one, for example without a member that is gone",
+        "p2pfl-node federation committee alice",
+        "p2pfl-node federation committee alice --members alice bob carol dave frank",
+    )
+    add_folder(committee)
+    settings = committee.add_argument_group("settings")
+    settings.add_argument(
+        "--members", nargs="+", default=[], metavar="NAME",
+        help="names of the members of the committee, as many as the federation's committee has",
+    )  # fmt: skip
+    settings.add_argument(
+        "--lost", action="store_true",
+        help="do not wait for earlier committees; only if more than half of one has stopped for good, because otherwise two"
+        " coordinators may act at the same time",
+    )  # fmt: skip
+    add_unlock(committee.add_argument_group("admission key"))
+    add_output(committee)
+    committee.set_defaults(do=_committee)
 
 
 def _add_rotate(federations: Any) -> None:
@@ -155,6 +180,7 @@ def _create(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import agreement, loading, membership_changes
     from p2pfl.node.federation.membership_changes import watch_checkpoints
     from p2pfl.node.folder import config
+    from p2pfl.policy import Coordinated
     from p2pfl.policy import check_topology as check_policy
     from p2pfl.privacy import check_private_policy
 
@@ -193,7 +219,7 @@ def _create(options: argparse.Namespace) -> int:
         task.check_private()
     tables = agreement.draft(options.name, own, task, edges, topology, demand=toml_tables.with_changes({}, demands))
     with name_source("command line"):
-        agreement.check_tables(own, tables)
+        agreement.check_tables(own, tables, isinstance(policy, Coordinated))
     say_earlier = watch_checkpoints(options.folder, partial(print, file=sys.stderr))
     federation = membership_changes.create_federation(options.folder, tables, options.backup, passphrase)
     say_earlier()
@@ -260,6 +286,20 @@ def _extend(options: argparse.Namespace) -> int:
         " run again"
     )
     print_answer(options, text, {"rounds": options.rounds})
+    return 0
+
+
+def _committee(options: argparse.Namespace) -> int:
+    from p2pfl.node.federation import membership_changes
+
+    if options.lost and not options.members:
+        raise ConfigurationError("command line: --lost needs --members")
+    unlocked = unlock(options) if options.members else None
+    names = membership_changes.appoint(options.folder, options.members, options.lost, unlocked)
+    text = f"the committee: {', '.join(names)}"
+    if options.members:
+        text += "; running members learn of it within seconds, the others when they run again"
+    print_answer(options, text, {"committee": list(names)})
     return 0
 
 

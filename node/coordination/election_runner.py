@@ -5,13 +5,20 @@ it safe: a ballot is on the disk before a message that depends on it is sent. If
 runner begins again from the ballot on the disk, as after a crash. A node whose vote file is damaged might vote twice in a
 term, so it takes no part until the membership changes, which begins a new term for all.
 
+In a federation with a committee (p2pfl.protocols.membership.committee), a granted vote is a message of its own, with a
+signature. The elected member makes a certificate of them, and sends it once to every member that it is connected with.
+Members outside the committee receive no beats. They keep the coordinator of the newest certificate that they know, while
+they are connected with it; otherwise they ask one member of the committee after the other for the present certificate, one
+question in `patience` / 2. A former coordinator answers a submission with the newest certificate, or reports that its term
+is over. So an ordinary member sends and receives a bounded number of messages, however many members there are.
+
 Nodes whose policy is not coordinated (see p2pfl.policy.Coordinated) hold no elections.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
@@ -26,10 +33,13 @@ from p2pfl._util.machine import boot_clock
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder.facts import read_facts, update_facts
 from p2pfl.node.log import LOG
-from p2pfl.protocols.election import LAST, TIMING, Ballot, Election, ElectionStep, Electorate, Term, Timing
+from p2pfl.protocols import term_certificates
+from p2pfl.protocols.election import LAST, TIMING, Ballot, Election, ElectionStep, Electorate, Quorum, Term, Timing
 from p2pfl.protocols.errors import ProtocolError
-from p2pfl.protocols.membership.log import Member
+from p2pfl.protocols.identity import Identity, verify
+from p2pfl.protocols.membership.log import Member, Membership
 from p2pfl.protocols.rate_limit import TokenBucket
+from p2pfl.protocols.term_certificates import Certificate
 from p2pfl.protocols.wire import messages as m
 from p2pfl.random_streams import RandomStreams
 
@@ -165,6 +175,39 @@ def electorate(membership_version: int, members: Iterable[Member]) -> Electorate
     )
 
 
+def committee_electorate(log: Membership) -> Electorate:
+    """Return the members that vote and may coordinate, of the committee if the federation has one.
+
+    If any member of the committee has the role `coordinator-eligible`, only such members may coordinate.
+    """
+    everyone = log.members.values()
+    epochs = log.committees.epochs
+    if not epochs:
+        return electorate(log.membership_version, everyone)
+    *before, present = epochs
+    chosen = electorate(present.membership_version, [log.members[name] for name in present.members])
+    return msgspec.structs.replace(
+        chosen,
+        keys=present.members,
+        participants=frozenset(member.name for member in everyone if member.role != "observer"),
+        earlier=tuple(
+            Quorum(
+                epoch.membership_version,
+                len(epoch.members) // 2 + 1,
+                frozenset(n for n, key in epoch.members.items() if n in log.members and log.members[n].key == key),
+            )
+            for epoch in before
+        ),
+    )
+
+
+class VoteSigner(NamedTuple):
+    """What a node signs its votes with, in a federation with a committee."""
+
+    identity: Identity
+    federation: bytes
+
+
 def timing_of(size: int, deadline: float) -> Timing:
     """Return the timing of elections between nodes with P parameters.
 
@@ -190,9 +233,12 @@ class ElectionRunner:
         seed: seed of the federation.
         clock: returns the time in seconds; see p2pfl.protocols.election.Election.
         log: receives an event if the vote cannot be written.
+        signer: signs votes; needed in a federation with a committee.
 
     Attributes:
         election: the election as this node follows it; None while the node takes no part.
+        certificate: the newest term of the present committee of which this node has the certificate, and that; None
+            without one.
     """
 
     def __init__(
@@ -206,6 +252,7 @@ class ElectionRunner:
         clock: Callable[[], float] = boot_clock,
         log: EventLogger = LOG,
         timing: Timing = TIMING,
+        signer: VoteSigner | None = None,
     ) -> None:
         self._me = me
         self._electorate = electorate
@@ -214,22 +261,34 @@ class ElectionRunner:
         self._clock = clock
         self._log = log
         self.timing = timing
-        self._send: Callable[[str, m.ElectionMessage], None]
+        self._signer = signer
+        self._send: Callable[..., None]
+        self._connected: Callable[[], Collection[str]] = tuple
         self._on_change: Callable[[Elected], None] = lambda elected: None
         self.seen = Elected(None, Term(0, 0), UNKNOWN)
         self._lost = -1.0  # last time at which there was a coordinator
         self.election: Election | None = None  # None while the node takes no part
         self._running = False
         self._advances = TokenBucket(ADVANCES, ADVANCES_AT_ONCE)
+        self.certificate: tuple[Term, Certificate] | None = None
+        self._signatures: tuple[Term, dict[str, bytes]] = Term(0, 0), {}  # votes for this node, in its candidacy
+        self._unsaved = False  # whether the term is not written, because the vote file has a mark of a lost vote
+        self._ask_at, self._asked = 0.0, 0  # when to ask for a certificate, and the number of questions
 
-    def connect(self, send: Callable[[str, m.ElectionMessage], None], on_change: Callable[[Elected], None]) -> None:
+    def connect(
+        self,
+        send: Callable[..., None],
+        on_change: Callable[[Elected], None],
+        connected: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         """Connect the runner to the members, before it runs.
 
         Args:
-            send: sends a message to a member, if it can be reached.
+            send: sends a message, and its payload if it has one, to a member, if it can be reached.
             on_change: receives every change of the coordinator.
+            connected: returns the names of the members that can be reached; used in a federation with a committee.
         """
-        self._send, self._on_change = send, on_change
+        self._send, self._on_change, self._connected = send, on_change, connected
 
     async def run(self) -> None:
         """Take part in elections until cancelled."""
@@ -240,6 +299,8 @@ class ElectionRunner:
             if self.election is not None:
                 self._do(self.election.tick(self._clock()))
             if self.election is not None:
+                if self.election.follows_only:
+                    wait = self._ask()
                 wait = min(self.election.next_tick() - self._clock(), wait)
             await asyncio.sleep(max(0.0, wait))
 
@@ -250,6 +311,11 @@ class ElectionRunner:
             ProtocolError: the message violates the rules, or its sender claims later terms too often. (Each of them is
                 written to the disk.)
         """
+        if isinstance(message, m.Voted) and message.granted and not message.trial and self._electorate.keys is not None:
+            raise ProtocolError("election", f"{sender} does not sign its vote")
+        self._receive(sender, message)
+
+    def _receive(self, sender: str, message: m.ElectionMessage) -> None:
         election, now = self.election, self._clock()
         if election is None:
             return
@@ -259,9 +325,123 @@ class ElectionRunner:
             raise ProtocolError("election", f"{sender} claims later terms too often")
         self._do(election.receive(sender, message, now))
 
+    def receive_of_committee(self, sender: str, message: m.CommitteeMessage, payload: bytes) -> None:
+        """Handle a member's message that only federations with a committee have.
+
+        Raises:
+            ProtocolError: there is no committee, or the message violates the rules.
+        """
+        electorate, election, now = self._electorate, self.election, self._clock()
+        if electorate.keys is None:
+            raise ProtocolError("election", "this federation has no committee")
+        term = Term(message.membership_version, message.term)
+        match message:
+            case m.WhichTerm():
+                self._show_certificate(sender, term)
+            case _ if election is None or term.membership_version != electorate.membership_version:
+                pass  # the log is distributed separately, and the certificate is asked for again
+            case m.SignedVote():
+                if term == election.term and election.role == "candidate" and sender in electorate.keys:
+                    self._take_signature(sender, term, payload)
+                self._receive(sender, m.Voted(*term, False, True))
+            case m.TermCertificate():
+                self._take_certificate(election, term, payload, now)
+            case m.TermOver():
+                election.release(sender, term)
+                self._look()
+
+    def _take_signature(self, sender: str, term: Term, signature: bytes) -> None:
+        """Keep the signature of a vote for this node."""
+        keys, signer = self._electorate.keys, self._signer
+        assert keys is not None
+        assert signer is not None
+        content = term_certificates.signed_content(signer.federation, term, signer.identity.public)
+        if not verify(keys[sender], signature, content):
+            raise ProtocolError("election", f"the vote of {sender} in term {term} is not signed by its key")
+        if self._signatures[0] != term:
+            self._signatures = term, {}
+        self._signatures[1][sender] = signature
+
+    def _take_certificate(self, election: Election, term: Term, payload: bytes, now: float) -> None:
+        """Verify a certificate, unless it is the known one, and follow it.
+
+        Raises:
+            ProtocolError: it is of an earlier term, or proves nothing.
+        """
+        electorate, known, signer = self._electorate, self.certificate, self._signer
+        if term < election.term or (known is not None and term < known[0]):
+            raise ProtocolError("lower term", f"a certificate of the ended term {term}")
+        certificate = term_certificates.decode(payload)
+        if known is not None and term == known[0] and certificate.coordinator == known[1].coordinator:
+            self._do(election.certify(term, certificate.coordinator, now))  # again, after an interruption
+            return
+        assert electorate.keys is not None
+        assert signer is not None
+        term_certificates.check_certificate(
+            certificate,
+            term,
+            federation=signer.federation,
+            committee=electorate.keys,
+            eligible=electorate.eligible,
+        )
+        if known is not None and term == known[0]:
+            raise ProtocolError("election", f"two certificates of term {term}: a member of the committee has voted twice")
+        self._do(election.certify(term, certificate.coordinator, now))
+        self.certificate = term, certificate
+
+    def _certify_own(self, election: Election) -> None:
+        """Make the certificate of the term that this node coordinates, and send it to the connected members."""
+        term, signer, keys = election.term, self._signer, self._electorate.keys
+        if keys is None or signer is None or (self.certificate is not None and self.certificate[0] == term):
+            return
+        votes = dict(self._signatures[1]) if self._signatures[0] == term else {}
+        votes[self._me] = term_certificates.sign_vote(signer.identity, signer.federation, term, keys[self._me])
+        certificate = Certificate(self._me, dict(sorted(votes.items())))
+        self.certificate = term, certificate
+        payload = certificate.encode()
+        for name in self._connected():
+            self._send(name, m.TermCertificate(*term), payload)
+
+    def _show_certificate(self, name: str, known: Term) -> bool:
+        """Send a member the certificate of a term that it may not know. Return whether there is one.
+
+        One of a term whose coordinator this node has lost is not shown.
+        """
+        if self.certificate is None or self.certificate[0] < known or self.election is None:
+            return False
+        term, certificate = self.certificate
+        if term != self.election.term or certificate.coordinator != self.coordinator:
+            return False
+        self._send(name, m.TermCertificate(*term), certificate.encode())
+        return True
+
+    def correct(self, name: str, term: Term) -> None:
+        """Tell a member that has submitted in a term in which this node does not lead, where to turn."""
+        if self._electorate.keys is None or name in self._electorate.keys:
+            return
+        later = self.certificate is not None and self.certificate[0] > term
+        if not (later and self._show_certificate(name, term)):
+            self._send(name, m.TermOver(*term))
+
+    def _ask(self) -> float:
+        """Ask a member of the committee for the certificate of the present term, if needed; return the seconds to wait."""
+        election, now, keys = self.election, self._clock(), self._electorate.keys
+        if election is None or keys is None or self.coordinator is not None:
+            return self.timing.patience
+        if now >= self._ask_at:
+            self._ask_at = now + self.timing.patience / 2
+            if reachable := sorted(keys.keys() & set(self._connected())):
+                self._asked += 1
+                self._send(reachable[self._asked % len(reachable)], m.WhichTerm(*election.term))
+        return self._ask_at - now
+
     def change(self, electorate: Electorate) -> None:
         """Adopt a change of the membership, which is on disk already."""
+        if electorate.membership_version != self._electorate.membership_version:
+            self.certificate = None
         self._electorate = electorate
+        if self._unsaved and self.election is not None:
+            self.begin()  # with a new committee, the mark of a lost vote ends
         if self.election is not None:
             self._do(self.election.change(electorate, self._clock()))
         elif self._running:
@@ -270,7 +450,8 @@ class ElectionRunner:
     def _do(self, step: ElectionStep) -> None:
         if step.write is not None:
             try:
-                self._votes.save(step.write)
+                if not self._unsaved:
+                    self._votes.save(step.write)
             except OSError as error:  # no promise was made and no message is sent, as after an earlier crash
                 self._log.warning(
                     f"cannot write this node's vote: {reason(error)}; this node takes no part in this election",
@@ -279,8 +460,20 @@ class ElectionRunner:
                 self.begin()
                 return
         for name, message in step.send:
-            self._send(name, message)
+            if isinstance(message, m.Voted) and message.granted and not message.trial and self._signer is not None:
+                self._send_vote(name, Term(message.membership_version, message.term), self._signer)
+            else:
+                self._send(name, message)
+        if self.election is not None and self.election.role == "coordinator":
+            self._certify_own(self.election)
         self._look()
+
+    def _send_vote(self, name: str, term: Term, signer: VoteSigner) -> None:
+        if self._electorate.keys is None:
+            self._send(name, m.Voted(*term, False, True))
+            return
+        signature = term_certificates.sign_vote(signer.identity, signer.federation, term, self._electorate.keys[name])
+        self._send(name, m.SignedVote(*term), signature)
 
     def begin(self) -> None:
         """Start with the saved ballot; stay silent if it was damaged.
@@ -291,9 +484,17 @@ class ElectionRunner:
         self._running = True
         ballot = self._votes.load(self._electorate.membership_version)
         silent = ballot.term == Term(self._electorate.membership_version, LAST)
+        self._unsaved = silent and self._never_votes()
+        if self._unsaved:
+            silent, ballot = False, Ballot(Term(self._electorate.membership_version, 0))
         fresh = partial(Election, self._me, self._electorate, ballot, self._draw, self._clock(), timing=self.timing)
         self.election = None if silent else fresh()
         self._look()
+
+    def _never_votes(self) -> bool:
+        """Return whether this node's vote counts in no election of the present membership version."""
+        voters = self._electorate.members.union(*(quorum.members for quorum in self._electorate.earlier))
+        return self._electorate.keys is not None and self._me not in voters
 
     def _look(self) -> None:
         """Report the coordinator if it has changed."""
@@ -301,7 +502,10 @@ class ElectionRunner:
         if election is None:
             seen = Elected(None, self.seen.term, SILENT)
         else:
-            seen = Elected(election.coordinator(now), election.term, election.problem(now))
+            coordinator, problem = self.coordinator, election.problem(now)
+            if coordinator is None and not problem:
+                problem = f"no coordinator: {election.coordinator(now)}, that of the newest known term, is not reachable"
+            seen = Elected(coordinator, election.term, problem)
         coordinator = seen.coordinator
         if coordinator is not None:
             self._lost = now
@@ -316,17 +520,26 @@ class ElectionRunner:
         return self.seen.term if self.election is None else self.election.term
 
     def votes(self, name: str) -> bool:
-        """Return whether a member has a vote; an observer has none."""
-        return name in self._electorate.members
+        """Return whether a member takes part in coordinated rounds; an observer does not."""
+        return name in self._participants
 
     @property
     def voters(self) -> int:
-        """Number of members with a vote."""
-        return len(self._electorate.members)
+        """Number of members that take part in coordinated rounds."""
+        return len(self._participants)
+
+    @property
+    def _participants(self) -> frozenset[str]:
+        chosen = self._electorate
+        return chosen.members if chosen.participants is None else chosen.participants
 
     @property
     def coordinator(self) -> str | None:
-        return None if self.election is None else self.election.coordinator(self._clock())
+        """Coordinator that this node can turn to now; None if there is none."""
+        if self.election is None:
+            return None
+        name = self.election.coordinator(self._clock())
+        return name if not self.election.follows_only or name in self._connected() else None
 
     @property
     def patience(self) -> float:

@@ -389,7 +389,11 @@ class CoordinationServer:
         return term
 
     def _take(self, peer: Peer, opened: Opened, message: m.Submit | m.SumAnswer) -> None:
-        term = self._expect_term(message)
+        try:
+            term = self._expect_term(message)
+        except ProtocolError:
+            self._election.correct(peer.name, Term(message.membership_version, message.term))
+            raise
         if not self._election.votes(peer.name):  # the model of an observer counts for no node
             self._reply(peer, message, None)
             return
@@ -413,8 +417,11 @@ class CoordinationServer:
 
     def _reply(self, peer: Peer, submit: m.Submit | m.SumAnswer, assignment: Assignment | None) -> None:
         """Send an assignment, or, for None, the message that there will be none."""
-        if not self._election.leads(Term(submit.membership_version, submit.term)):
-            return  # the participant submits again to the successor
+        term = Term(submit.membership_version, submit.term)
+        if not self._election.leads(term):  # the participant submits again to the successor
+            if not self._election.coordinates(term):
+                self._election.correct(peer.name, term)
+            return
         given = assignment is not None
         message = m.Assigned(submit.request, submit.round, submit.membership_version, submit.term, given)
         payload = EMPTY if assignment is None else assignment_payload(assignment)

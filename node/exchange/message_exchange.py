@@ -81,7 +81,7 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.secure_sums import Secret
 from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner, FrameVerifier, Opened
+from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner, FrameVerifier, Opened, Payload
 from p2pfl.protocols.wire.payload import EXTRAS_LIMIT
 from p2pfl.queries import Loss
 from p2pfl.task import Task
@@ -169,7 +169,7 @@ class MessageExchange:
         )
         self.coordination: CoordinationRoles | None = None
         if coordination is not None:
-            coordination.election.connect(partial(_send_in_election, self.peering), self._elected)
+            coordination.election.connect(partial(_send_in_election, self.peering), self._elected, self._connected)
             newest, check = participants.common_round, self.limit.check
             self.coordination = make_coordination_roles(
                 self.peering, coordination, encoder.layout, settings=settings, newest=newest, check=check, sums=sums
@@ -319,6 +319,9 @@ class MessageExchange:
     def set_aside(self) -> str:
         return "" if self.coordination is None else self.coordination.client.set_aside()
 
+    def _connected(self) -> list[str]:
+        return [peer.name for peer in self.peering.introduced_peers()]
+
     def _elected(self, elected: Elected) -> None:
         self._host.elected(elected)
         self.peering.notify()
@@ -340,16 +343,23 @@ class MessageExchange:
                 self.equivocation.receive(peer, opened)
             case _ if self.election is None or self.coordination is None:
                 raise ProtocolError("election", "this node's policy has no coordinator")
-            case m.Submit():
-                self.coordination.server.take_submit(peer, opened, message)
-            case m.SumAnswer():
-                self.coordination.server.take_sum_answer(peer, opened, message)
-            case m.SumRequest():
-                self.coordination.client.take_sum_request(peer, opened, message)
-            case m.Assigned():
-                self.coordination.client.take_assigned(peer, opened, message)
             case m.Vote() | m.Voted() | m.Leading() | m.Following():
                 self.election.receive(peer.name, message)
+            case m.SignedVote() | m.TermCertificate() | m.WhichTerm() | m.TermOver():
+                self.election.receive_of_committee(peer.name, message, bytes(payload))
+            case _:
+                self._handle_coordination(peer, opened, self.coordination)
+
+    def _handle_coordination(self, peer: Peer, opened: Opened, roles: CoordinationRoles) -> None:
+        match message := opened.message:
+            case m.Submit():
+                roles.server.take_submit(peer, opened, message)
+            case m.SumAnswer():
+                roles.server.take_sum_answer(peer, opened, message)
+            case m.SumRequest():
+                roles.client.take_sum_request(peer, opened, message)
+            case m.Assigned():
+                roles.client.take_assigned(peer, opened, message)
 
     def drained(self, peer: Peer) -> None:
         self.models.drained(peer)
@@ -368,10 +378,12 @@ class MessageExchange:
             self.coordination.coordinator.review()
 
 
-def _send_in_election(peering: PeerManager, name: str, message: m.ElectionMessage) -> None:
+def _send_in_election(
+    peering: PeerManager, name: str, message: m.ElectionMessage | m.CommitteeMessage, payload: bytes = b""
+) -> None:
     peer = peering.peers.get(name)
     if peer is not None and peer.introduced:
-        peering.tell(peer, message)
+        peering.tell(peer, message, Payload.of(payload))
 
 
 def payload_limit(size: int, coordinated: bool = False) -> int:

@@ -20,6 +20,7 @@ from p2pfl.node.settings import Settings, SharedSettings
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.privacy import LEAST_DELTA, Privacy, check_private_settings
 from p2pfl.protocols.election import Timing
+from p2pfl.protocols.membership.committee import LEAST, MOST
 from p2pfl.robust.registry import describe_robust
 from p2pfl.task import Task
 from p2pfl.task_specs import check_shared
@@ -57,6 +58,8 @@ class Agreement(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields
         model: what the tasks of all members must make.
         greatest_epsilon, greatest_delta: the privacy budget that each member must have at least for its samples; an epsilon
             of 0 demands none. Members cannot check it of each other.
+        committee: number of members that elect the coordinator, from 5 to 9 (see p2pfl.protocols.membership.committee); with
+            0 all members elect it. It needs a coordinated policy.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Agreement(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields
     model: Model
     greatest_epsilon: float = 0.0
     greatest_delta: float = 1e-5
+    committee: int = 0
 
     def check(self) -> None:
         super().check()
@@ -76,9 +80,11 @@ class Agreement(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields
             raise must_be("greatest_delta", "above 0 and below 1", self.greatest_delta)
         if self.greatest_delta < LEAST_DELTA:
             raise must_be("greatest_delta", f"{LEAST_DELTA:g} or more, the least delta of a budget", self.greatest_delta)
+        if self.committee and not LEAST <= self.committee <= MOST:
+            raise must_be("committee", f"0 (all members elect the coordinator), or from {LEAST} to {MOST}", self.committee)
 
 
-DEMAND = "greatest_epsilon", "greatest_delta"  # keys that `federation create --set` takes, and no node.toml
+DEMAND = "greatest_epsilon", "greatest_delta", "committee"  # keys that `federation create --set` takes, and no node.toml
 Approve = Callable[[NodeConfig, Agreement], None]
 """Check that raises ConfigurationError if a node's owner does not approve a federation's settings."""
 
@@ -182,10 +188,15 @@ def check_agreement(own: NodeConfig, federation: Federation) -> Agreement:
     return agreement
 
 
-def check_tables(own: NodeConfig, tables: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError if the agreement of a new federation is invalid, or its first member does not fit it."""
+def check_tables(own: NodeConfig, tables: Mapping[str, Any], coordinated: bool = False) -> None:
+    """Raise ConfigurationError if the agreement of a new federation is invalid, or its first member does not fit it.
+
+    Args:
+        coordinated: whether the policy has a coordinator.
+    """
     agreement = bind(tables, Agreement)
     agreement.check()
+    check_committee(agreement, coordinated)
     apply_agreement(own, agreement)
 
 
@@ -237,6 +248,24 @@ def check_spent(privacy: Privacy, spent: float, agreement: Agreement) -> None:
             f" {spent:.4g} at delta {privacy.delta:g} already; take part with a new node that has other data",
             "privacy",
         )
+
+
+def check_committee(agreement: Agreement, coordinated: bool) -> None:
+    """Raise ConfigurationError if a federation has a committee, and its policy no coordinator."""
+    if agreement.committee and not coordinated:
+        raise ConfigurationError(
+            f"committee = {agreement.committee} needs a coordinated policy: the committee elects the coordinator, and the"
+            f" policy {agreement.policy['name']} has none",
+            "committee",
+            "policy",
+        )
+
+
+def describe_committee(agreement: Agreement, timing: Timing | None) -> dict[str, str]:
+    """Return the way of elections as an agreed setting, as text; {} if all members vote, or there is no coordinator."""
+    if not agreement.committee or timing is None:
+        return {}
+    return {"coordinator": f"elected by a committee of {agreement.committee}; {_times(timing)}"}
 
 
 def describe_demand(agreement: Agreement) -> dict[str, str]:
@@ -400,14 +429,17 @@ def terms(
 
 def _coordination_settings(timing: Timing, settings: Settings) -> dict[str, str]:
     """Return the settings that differ if the policy has a coordinator, and then if it sees sums only."""
-    times = f"beats every {timing.beat:g} s, a lease of {timing.lease:g} s, patience of {timing.patience:g} s"
     return {
-        "coordinator": f"elected by a majority of the members; {times}",
+        "coordinator": f"elected by a majority of the members; {_times(timing)}",
         "local submission trigger": "the end of a round's training",
         "local aggregation behaviour": "takes what the coordinator assigns",
         "joint aggregation behaviour": "the policy's step, made by the coordinator of what has come after half of the wait",
         "model collection": "submitted to the coordinator, whatever the topology is",
     } | (_sum_settings(settings.secure_threshold) if settings.secure_sums else {})
+
+
+def _times(timing: Timing) -> str:
+    return f"beats every {timing.beat:g} s, a lease of {timing.lease:g} s, patience of {timing.patience:g} s"
 
 
 def _sum_settings(threshold: int) -> dict[str, str]:

@@ -93,6 +93,7 @@ def policy_of(setup: LoadedNode) -> Policy:
         check_policy(own, policy)
         if setup.agreement is not None:
             check_topology(policy, bool(setup.agreement.topology))
+            agreement.check_committee(setup.agreement, isinstance(policy, Coordinated))
     return policy
 
 

@@ -2,7 +2,8 @@
 
 - `create_federation` makes a federation with its admission key; this node is its first member.
 - `leave` sets the files of a federation aside, so that the node can create or join another one.
-- `extend` sets more rounds, `rotate` hands over to a new admission key, and `revoke` ends a membership.
+- `extend` sets more rounds, `rotate` hands over to a new admission key, `appoint` names the committee, and `revoke` ends a
+  membership.
 - Manual admission carries two texts from machine to machine: the newcomer prints a `request`, a member with the admission
   key makes a bundle of it with `admit`, and the newcomer saves this with `accept_bundle`.
 
@@ -11,8 +12,8 @@ the newcomer's questions in p2pfl.node.federation.join, which saves the answer w
 are files of p2pfl.node.federation.membership_file. A running node receives changes of others through
 p2pfl.node.federation.membership_sync.
 
-`extend`, `rotate`, `revoke` and `admit` add a signed entry to the log (`open_log_for_additions`), whether the node runs or
-not. They need the admission key; its passphrase comes from a file, from the environment, or from the keyboard
+`extend`, `rotate`, `appoint`, `revoke` and `admit` add a signed entry to the log (`open_log_for_additions`), whether the
+node runs or not. They need the admission key; its passphrase comes from a file, from the environment, or from the keyboard
 (`ask_passphrase`). A node that runs can neither enter a federation nor replace its own key.
 
 A node that enters a federation sets its earlier checkpoints aside, because they belong to another model. If they are of
@@ -151,6 +152,35 @@ def extend(folder: Path, rounds: int, passphrase: bytes | None = None) -> None:
     """
     with open_log_for_additions(folder) as log:
         log.append_extension(membership_file.load(folder, log, passphrase), rounds)
+
+
+def appoint(folder: Path, names: Sequence[str], lost: bool = False, passphrase: bytes | None = None) -> tuple[str, ...]:
+    """Name the committee that elects the coordinator; without names, change nothing. Return the names of the committee.
+
+    Args:
+        lost: whether a majority of an earlier committee has stopped for good; see p2pfl.protocols.election.
+        passphrase: passphrase of the admission key, if it is encrypted.
+
+    Raises:
+        ConfigurationError: the federation has no committee, the names are not those of a committee, there is no
+            admission key here, or its passphrase is wrong.
+    """
+    if names:
+        with open_log_for_additions(folder) as log:
+            _expect_committee(log)
+            log.append_committee(membership_file.load(folder, log, passphrase), names, lost)
+            return tuple(log.committees.epochs[-1].members)
+    membership = member_of(folder)
+    _expect_committee(membership)
+    return tuple(membership.committees.epochs[-1].members)
+
+
+def _expect_committee(membership: Membership) -> None:
+    if not membership.committees.epochs:
+        raise ConfigurationError(
+            f"the federation {membership.file.name} has no committee: all its members elect the coordinator; create a"
+            " federation with --set committee=7 for one"
+        )
 
 
 def describe(folder: Path) -> dict[str, Any]:

@@ -8,13 +8,14 @@ each other member is to this node: a peer, a source of models, an asker, a voter
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
 from p2pfl._util.atomic_files import DiskErrorReporter
 from p2pfl._util.event_log import EventLogger
-from p2pfl.node.coordination.election_runner import ElectionRunner, electorate
+from p2pfl.node.coordination.election_runner import ElectionRunner, committee_electorate
 from p2pfl.node.federation.agreement import graphs_of, neighbours
 from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.membership_file import MEMBERSHIP, MembershipFile, check_member
@@ -103,7 +104,9 @@ class MembershipSync:
         self._neighbourhood.update()
         now = self._neighbourhood.members()
         for name, peer in list(peering.peers.items()):
-            if name not in now or now[name].key != peer.key:
+            if name not in now and self._membership.member(name) is not None and not self._membership.refusal(peer.key):
+                peering.remove(name, "not a neighbour")
+            elif name not in now or now[name].key != peer.key:
                 peering.remove(name, "revoked")
                 self._log.info(
                     f"{name} is no longer a member (membership version {membership_version})",
@@ -132,7 +135,8 @@ class Neighbourhood:
     Args:
         addresses: addresses that are the same for every member, such as the broker's.
         coordinated: whether the policy has a coordinator. It may be any member, so this node connects to all of them,
-            whatever the topology is.
+            whatever the topology is. In a federation with a committee the members of the committee do so. The others connect
+            to those, and to the next two members in the ring of names, so that the log reaches them without a committee.
 
     Attributes:
         rounds: the graph of each round, if the federation has a topology with one for each. Its nodes are the members
@@ -166,10 +170,22 @@ class Neighbourhood:
     def members(self) -> dict[str, Member]:
         """Return the members with which this node may exchange messages, by name."""
         found = {}
-        for name in sorted(neighbours("all" if self._coordinated else self._edges, self._name, self._log.members)):
+        for name in sorted(self._near()):
             known = (self._configured[name],) if name in self._configured else ()
             found[name] = Member(self._log.members[name].key, (*known, *self._addresses))
         return found
+
+    def _near(self) -> set[str]:
+        """Return the names of the members with which this node may exchange messages."""
+        everyone, epochs = self._log.members, self._log.committees.epochs
+        if not self._coordinated:
+            return neighbours(self._edges, self._name, everyone)
+        leaders = {name for epoch in epochs for name in epoch.members if name in everyone}
+        if not epochs or self._name in leaders:
+            return neighbours("all", self._name, everyone)
+        ring = list(everyone)
+        at = bisect_left(ring, self._name)
+        return (leaders | {ring[at - 1], ring[(at + 1) % len(ring)]}) - {self._name}
 
     def may_learn_from(self, name: str) -> bool:
         """Return whether this node may learn from a member's models; it may not for observers."""
@@ -184,4 +200,4 @@ class Neighbourhood:
 
     def electorate(self) -> Electorate:
         """Return the members that vote for a coordinator."""
-        return electorate(self._log.membership_version, self._log.members.values())
+        return committee_electorate(self._log)

@@ -19,7 +19,7 @@ from p2pfl._util.event_log import EventLogger
 from p2pfl.errors import ConfigurationError, name_source
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.connectivity import Connectivity, Supervisor
-from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, MemoryVotes, timing_of
+from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, MemoryVotes, VoteSigner, timing_of
 from p2pfl.node.coordination.secure_rounds import SavedOpenedRounds
 from p2pfl.node.coordination.submissions import Coordination
 from p2pfl.node.exchange.base import NeighbourRoles
@@ -277,7 +277,7 @@ class Assembly:
             neighbourhood,
             transport=connectivity.transport,
             options=options,
-            coordination=self._coordination(self._election(neighbourhood.electorate(), incarnation)),
+            coordination=self._coordination(self._election(membership, neighbourhood.electorate(), incarnation)),
             **self._learning(incarnation),
         )
         election, key = exchange.election, self._identity.public
@@ -289,7 +289,7 @@ class Assembly:
             unanswered,
         )
 
-    def _election(self, electorate: Electorate, incarnation: int) -> ElectionRunner:
+    def _election(self, membership: Membership, electorate: Electorate, incarnation: int) -> ElectionRunner:
         config = self._config
         return ElectionRunner(
             config.name,
@@ -299,6 +299,7 @@ class Assembly:
             seed=config.seed,
             log=self._log,
             timing=timing_of(self._task.layout.shared.size, config.deadline),
+            signer=VoteSigner(self._identity, membership.federation),
         )
 
     def _coordination(self, election: ElectionRunner) -> Coordination | None:
@@ -360,6 +361,7 @@ def member_exchange(
             **agreement.describe("policy", config.policy),
             "rounds": str(agreed.rounds),  # without extensions, which a peer may learn of only from this node
             **agreement.describe_demand(agreed),
+            **agreement.describe_committee(agreed, None if coordination is None else coordination.election.timing),
         },
         edges=agreed.edges,
         topology=agreed.topology,

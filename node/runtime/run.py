@@ -385,7 +385,7 @@ def renumber(folder: Path, known: int, log: EventLogger, disk: Disk = SYSTEM, ro
     incarnation.count_past(folder / folders.INCARNATION, known, disk)
     membership = load_federation(folder, disk)
     if membership is not None:  # also without a vote file: the copy may be older than the first vote
-        FileVotes(folder / folders.VOTE, log, disk).distrust(membership.membership_version)
+        FileVotes(folder / folders.VOTE, log, disk).distrust(membership.election_version)
     log.warning(
         f"peers have newer messages of this node than {folder}: it was restored from an older copy, or another process uses"
         " its key; starting again with new message numbers",

@@ -1,8 +1,9 @@
 """Membership of a federation: a log of entries, each with the hash of the previous one, signed by the admission key.
 
 Theory of operation. The federation's file names the first admission key, and nothing else decides who is a member. Each
-entry adds a member, removes one, replaces a member's key, hands admission over to another key, or extends the
-federation by more rounds. The number of the newest entry is the membership version.
+entry adds a member, removes one, replaces a member's key, hands admission over to another key, extends the federation
+by more rounds, or names its committee (p2pfl.protocols.membership.committee). The number of the newest entry is the
+membership version.
 
 Every node keeps the whole log and passes on what others lack (p2pfl.node.peering.control_messages.MembershipGossip). So
 a node needs no server, and a peer that brings entries needs no trust: `extend` accepts an entry only if it
@@ -47,6 +48,8 @@ from msgspec import Meta
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity, Verifier, is_weak
 from p2pfl.protocols.identity import verify as is_valid
+from p2pfl.protocols.membership import committee
+from p2pfl.protocols.membership.committee import Committees
 from p2pfl.protocols.membership.federation_file import NAME, Federation
 
 LIMIT = 4 << 20  # maximum bytes of a whole log
@@ -60,7 +63,8 @@ Action = Literal["add", "remove", "replace", "hand-over"]
 MOST_ROUNDS = 1_000_000  # maximum of an extension; a mistyped number cannot be taken back
 _LABEL = b"p2pfl membership 1\0"
 _EXTENSION_LABEL = b"p2pfl membership 2\0"
-_EXTENSION_FIELDS = 5
+_COMMITTEE_LABEL = b"p2pfl membership committee 1\0"
+_EXTENSION_FIELDS, _COMMITTEE_FIELDS = 5, 6
 PROOF_LIMIT = 2048  # maximum bytes
 _MOST_ENTRIES = 16
 _ARRAY = 1  # bytes before up to 15 entries
@@ -94,6 +98,7 @@ class Membership:
         invites: whether this node admits newcomers with a token.
         admissions: the admission keys so far; the last one is in force.
         rounds: number of rounds of the federation; 0 if neither its file nor an extension sets it.
+        committees: the members that elect the coordinator, in a federation with a committee.
         on_change: called when the log has grown, or a revocation was accepted.
         accepted_revocation: a key and the proof of its revocation by an entry that this log does not have yet.
 
@@ -107,6 +112,8 @@ class Membership:
         self.invites = False
         self.admissions = [file.admission]
         self.rounds = first if isinstance(first := file.tables.get("rounds"), int) else 0
+        size = file.tables.get("committee")
+        self.committees = Committees(size if isinstance(size, int) else 0)
         self.on_change: list[Callable[[], None]] = []
         self._members: dict[str, Member] = {}
         self._sorted: dict[str, Member] | None = None  # cache of `members`, filled on demand
@@ -127,6 +134,11 @@ class Membership:
     @property
     def membership_version(self) -> int:
         return len(self._log)
+
+    @property
+    def election_version(self) -> int:
+        """First part of the terms of elections: the version that made the present committee, or the newest one."""
+        return self.committees.epochs[-1].membership_version if self.committees.epochs else self.membership_version
 
     @property
     def admission(self) -> bytes:
@@ -152,6 +164,7 @@ class Membership:
         same = copy(self)
         vars(same).update({name: copy(value) for name, value in vars(self).items() if isinstance(value, list | dict | set)})
         same.on_change = []
+        same.committees = self.committees.copy()
         return same
 
     def refusal(self, key: bytes) -> str:
@@ -254,7 +267,25 @@ class Membership:
             )
         self._append(identity, Extension(self.federation, self.membership_version + 1, self._last, "extend", rounds))
 
-    def _append(self, identity: Identity, entry: Entry | Extension) -> None:
+    def append_committee(self, identity: Identity, names: Sequence[str], lost: bool = False) -> None:
+        """Sign and add an entry that names the committee.
+
+        Args:
+            lost: whether a majority of an earlier committee has stopped for good, so that nobody waits for it.
+
+        Raises:
+            FederationError: `identity` is not the admission key, a name is not that of a member, or the entry is invalid.
+        """
+        for name in names:
+            if name not in self._members:
+                raise FederationError(f"{name} is not a member of the federation {self.file.name}")
+        keys = [self._members[name].key for name in names]
+        self._append(
+            identity,
+            CommitteeEntry(self.federation, self.membership_version + 1, self._last, "committee", keys, lost),
+        )
+
+    def _append(self, identity: Identity, entry: AnyEntry) -> None:
         if identity.public != self.admission:
             raise FederationError("this key is not the current admission key")
         content = msgspec.msgpack.encode(entry)
@@ -286,6 +317,9 @@ class Membership:
             raise ProtocolError("membership", "the membership log is full; create a new federation")
         if isinstance(entry, Extension):
             self._extend_rounds(entry.rounds)
+        elif isinstance(entry, CommitteeEntry):
+            if problem := self.committees.appoint(entry.membership_version, entry.keys, entry.lost):
+                raise ProtocolError("membership", problem)
         else:
             self._apply(entry)
         self._log.append(encoded)
@@ -330,7 +364,12 @@ class Membership:
             _check_strength(key)
         if old is not None:
             self._ends[old.key] = Ending(entry, self.admission)
-        self._replace(name, old, None if entry.action == "remove" else Member(name, key, old.role if old else entry.role))
+        new = None if entry.action == "remove" else Member(name, key, old.role if old else entry.role)
+        self._replace(name, old, new)
+        if new is None:
+            self.committees.remove(entry.membership_version, name)
+        else:
+            self.committees.set_member(entry.membership_version, name, key, new.role)
 
     def _replace(self, name: str, old: Member | None, new: Member | None) -> None:
         """Replace a member by another one of the same name."""
@@ -391,6 +430,25 @@ class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     rounds: Annotated[int, Meta(ge=1, le=MOST_ROUNDS)]
 
 
+class CommitteeEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Appointment of the committee; the first three fields are those of `Entry`.
+
+    Attributes:
+        keys: the members' keys, as many as a committee has now.
+        lost: whether the earlier committees count no more.
+    """
+
+    federation: Bytes16
+    membership_version: Annotated[int, Meta(ge=1, le=2**32 - 1)]
+    before: Bytes32
+    action: Literal["committee"]
+    keys: Annotated[list[Bytes32], Meta(min_length=1, max_length=committee.MOST)]
+    lost: bool
+
+
+AnyEntry = Entry | Extension | CommitteeEntry
+
+
 class Ending(NamedTuple):
     """End of a membership: the entry that removed or replaced the member's key, and the admission key that signed it."""
 
@@ -400,20 +458,27 @@ class Ending(NamedTuple):
 
 _entry = msgspec.msgpack.Decoder(Entry)
 _extension = msgspec.msgpack.Decoder(Extension)
+_committee = msgspec.msgpack.Decoder(CommitteeEntry)
 
 
-def decode_entry(data: bytes) -> Entry | Extension:
+def decode_entry(data: bytes) -> AnyEntry:
     """Read the content of a signed entry. The number of its fields tells its kind.
 
     Raises:
         msgspec.MsgspecError, UnicodeDecodeError, RecursionError: it is malformed.
     """
-    extends = len(_raw.decode(data)) == _EXTENSION_FIELDS
-    return _extension.decode(data) if extends else _entry.decode(data)
+    match len(_raw.decode(data)):
+        case n if n == _EXTENSION_FIELDS:
+            return _extension.decode(data)
+        case n if n == _COMMITTEE_FIELDS:
+            return _committee.decode(data)
+    return _entry.decode(data)
 
 
-def signature_label(entry: Entry | Extension) -> bytes:
+def signature_label(entry: AnyEntry) -> bytes:
     """Return the bytes that a signature of an entry covers before the entry."""
+    if isinstance(entry, CommitteeEntry):
+        return _COMMITTEE_LABEL
     return _EXTENSION_LABEL if isinstance(entry, Extension) else _LABEL
 
 

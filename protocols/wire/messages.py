@@ -21,6 +21,7 @@ Stage = Literal["prepared", "trained", "merged"]
 Text = Annotated[str, Meta(max_length=256)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Tag = Annotated[bytes, Meta(max_length=8)]
 Division = Literal["contiguous", "strided", "random", "layers"]
 Parts = Annotated[int, Meta(ge=1, le=128)]
@@ -210,6 +211,37 @@ class Following(_Message, frozen=True, tag="following"):
     beat: UInt32
 
 
+class SignedVote(_Message, frozen=True, tag="signed_vote"):
+    """Granted vote of a federation with a committee, in place of `Voted`. The payload is its signature.
+
+    See p2pfl.protocols.term_certificates.
+    """
+
+    membership_version: UInt32
+    term: UInt32
+
+
+class TermCertificate(_Message, frozen=True, tag="certificate"):
+    """Proof that a term has a coordinator: the payload is a p2pfl.protocols.term_certificates.Certificate."""
+
+    membership_version: UInt32
+    term: UInt32
+
+
+class WhichTerm(_Message, frozen=True, tag="which_term"):
+    """Question of a member outside the committee for the certificate of this or a later term."""
+
+    membership_version: UInt32
+    term: UInt32
+
+
+class TermOver(_Message, frozen=True, tag="term_over"):
+    """Report of the sender that it does not coordinate this term, or does so no more."""
+
+    membership_version: UInt32
+    term: UInt32
+
+
 class Submit(_Message, frozen=True, tag="submit"):
     """Trained model of a round for the coordinator of a term, which answers with `Assigned`.
 
@@ -266,10 +298,11 @@ class SumAnswer(_Message, frozen=True, tag="sum_answer"):
 
 
 ElectionMessage = Vote | Voted | Leading | Following
+CommitteeMessage = SignedVote | TermCertificate | WhichTerm | TermOver
 Learning = Get | ModelUpdate | GetFragments | FragmentUpdate | Score | Scored | Submit | Assigned | SumRequest | SumAnswer
 Presence = Hello | Welcome | NotAvailable | RoundReached | Ping | Pong | PingRequest | IndirectAck | Entries | Bye | Conflict
 Report = Receipts | Equivocation
-Message = Presence | Report | Learning | ElectionMessage
+Message = Presence | Report | Learning | ElectionMessage | CommitteeMessage
 WithPayload = (
     Hello
     | Welcome
@@ -281,6 +314,8 @@ WithPayload = (
     | Assigned
     | SumRequest
     | SumAnswer
+    | SignedVote
+    | TermCertificate
     | Conflict
     | Report
 )

@@ -35,7 +35,7 @@ from p2pfl.budget import Effort
 from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.learner import Learner
 from p2pfl.node.checkpoint import Checkpoint, FileStore
-from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, timing_of
+from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, VoteSigner, timing_of
 from p2pfl.node.coordination.submissions import Coordination
 from p2pfl.node.federation import agreement, membership_file
 from p2pfl.node.federation.loading import LoadedNode
@@ -259,6 +259,7 @@ class Process:
                 clock=machine.clock,
                 log=log,
                 timing=timing_of(plan.run.tasks[0].layout.shared.size, config.deadline),
+                signer=VoteSigner(identity, membership.federation),
             )
             coordination = Coordination(election, policy.step)
         self.transport = machine.network.transport(host, guard)

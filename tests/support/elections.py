@@ -6,8 +6,10 @@ Everything is drawn from one seed, and time is a number. Only what members write
 import heapq
 from collections import Counter
 from random import Random
+from typing import NamedTuple
 
-from p2pfl.protocols.election import TIMING, Ballot, Election, Electorate, Term
+from p2pfl.protocols.election import TIMING, Ballot, Election, Electorate, Quorum, Term
+from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.wire import messages as m
 
 CYCLE, CHAOS = 30.0, 18.0  # virtual seconds: length of a cycle, and of its disturbed part
@@ -22,20 +24,33 @@ class BrokenInvariantError(Exception):
     """An invariant does not hold."""
 
 
+class Certified(NamedTuple):
+    """Certificate of a term, whose signatures are valid."""
+
+    term: Term
+    coordinator: str
+
+
 class DisturbedWorld:
     """
+    Attributes:
+        calm: number of other disturbances beside the first six for each change of the membership.
+
     Args:
         seed: with an odd seed the membership changes, too; with every third seed the last member only votes.
         election, electorate, keep: parts of the product, which tests replace by faulty ones; `keep` returns the ballot
             as it is on disk.
     """
 
+    calm = 6
+
     def __init__(self, seed, n=5, election=Election, electorate=Electorate, keep=lambda ballot: ballot):
         self.rng = Random(seed)
         self.changes = seed % 2 == 1
         self.names = [f"n{i}" for i in range(n)]
         self.voters = set(self.names[-1:]) if n > 2 and seed % 3 == 0 else set()
-        self.epochs = [electorate(1, frozenset(self.names), self.eligible(self.names))]  # the log
+        self.electorate = electorate
+        self.epochs = [self.first()]  # the log
         self.logs = dict.fromkeys(self.names, self.epochs[0])  # the part of the log on each member's disk
         self.make, self.keep = election, keep
         self.now, self.count, self.queue = 0.0, 0, []
@@ -63,6 +78,9 @@ class DisturbedWorld:
         self.at(0.5, self.act)
 
     # The world
+
+    def first(self):
+        return self.electorate(1, frozenset(self.names), self.eligible(self.names))
 
     def eligible(self, names):
         return tuple(name for name in names if name not in self.voters)
@@ -94,7 +112,7 @@ class DisturbedWorld:
         while (time := time + self.rng.expovariate(0.4)) < until:
             what = [self.divide, self.deafen, self.join, self.kill, self.behead, self.freeze]
             if self.changes:
-                what = [*what, *what, self.reform]
+                what = [*what, *what[: self.calm], self.reform]
             self.at(time, self.rng.choice(what))
 
     def divide(self):
@@ -113,7 +131,7 @@ class DisturbedWorld:
             for name, member in self.members.items():
                 known = member.electorate.members
                 size = sum(self.side[other] == self.side[name] for other in known)
-                if size <= len(known) // 2 and self.frozen[name] + MINORITY_KNOWS < self.now:
+                if name in known and size <= len(known) // 2 and self.frozen[name] + MINORITY_KNOWS < self.now:
                     if member.coordinator(self.clock(name)) is not None:
                         raise BrokenInvariantError(f"{name} has a coordinator in a minority")
                     assert member.problem(self.clock(name))
@@ -211,6 +229,8 @@ class DisturbedWorld:
             self.figures["messages"] += 1
             if isinstance(message, Term):
                 self.obey(sender, name, message)
+            elif isinstance(message, Certified):
+                self.certify(name, message)
             else:
                 self.carry_out(name, self.members[name].receive(sender, message, self.clock(name)))
                 if name in self.members:
@@ -327,3 +347,148 @@ class DisturbedWorld:
                 return
         if self.now > self.healed_at + HEALED_WITHIN:
             raise BrokenInvariantError(f"no coordinator within {HEALED_WITHIN} s of {self.healed_at}")
+
+
+class CommitteeWorld(DisturbedWorld):
+    """A world in which a committee elects the coordinator of all members, and is replaced in part or as a whole.
+
+    The log skips no entry, but members may learn of several at once, and of each at their own time. No two leases may
+    overlap, whatever versions they are of.
+    """
+
+    calm = 0
+
+    def __init__(self, seed, n=8, **options):
+        self.size = 3 + seed % 3
+        super().__init__(2 * seed + 1, n, **options)  # odd: the committee changes
+
+    def first(self):
+        return self.committee(1, self.rng.sample(self.names, self.size), ())
+
+    def committee(self, version, members, before):
+        earlier = tuple(Quorum(each.membership_version, each.majority, each.members) for each in before)
+        order = tuple(sorted(members))
+        return self.electorate(version, frozenset(members), order, participants=frozenset(self.names), earlier=earlier)
+
+    def reform(self):
+        """Replace a member of the committee, or several, or none."""
+        last = self.epochs[-1]
+        outside = sorted(set(self.names) - last.members)
+        count = min(len(outside), self.rng.choice([0, 1, 1, 1, 2, self.size]))
+        left = self.rng.sample(sorted(last.members), self.size - count)
+        new = self.committee(last.membership_version + 1, [*left, *self.rng.sample(outside, count)], self.epochs)
+        self.epochs.append(new)
+        for name in self.names:
+            self.at(self.now + self.rng.choice([0.1, self.rng.uniform(0, 20)]), self.learn, (name, new))
+        self.figures["changes"] += 1
+
+    def act(self):
+        for name in sorted(self.leading):
+            for other in self.names:
+                if other != name and self.frozen[name] <= self.now:
+                    self.transmit(name, other, Certified(self.members[name].term, name))
+        super().act()
+
+    def certify(self, name, certified):
+        member = self.members[name]
+        if certified.term.membership_version == member.electorate.membership_version:
+            try:
+                step = member.certify(*certified, self.clock(name))
+            except ProtocolError as error:
+                assert error.cause == "lower term", error
+                return
+            self.carry_out(name, step)
+            if name in self.members:
+                self.schedule(name)
+
+    def check_leading(self, name, term):
+        super().check_leading(name, term)
+        self.figures["committees"] = len({term.membership_version for term in self.coordinators})
+
+    def check_leases(self):
+        leading = [name for name in self.leading if self.members[name].leads(self.clock(name))]
+        if len(leading) > 1:
+            raise BrokenInvariantError(f"the leases of {leading} overlap")
+
+
+class Schedule:
+    """Members whose meetings, knowledge of the log and restarts are given move by move.
+
+    Between two moves all clocks advance, and nobody hears anybody. In a meeting, those who meet exchange all messages
+    until none is left; nobody else hears them. After each move at most one member may lead.
+
+    Args:
+        committees: the members of the committee by its version, from 1.
+    """
+
+    def __init__(self, committees, election=Election):
+        self.make = election
+        self.names = [f"n{k}" for k in range(6)]
+        quorums = [Quorum(k, len(each) // 2 + 1, frozenset(each)) for k, each in enumerate(committees, 1)]
+        self.log = [
+            Electorate(
+                q.membership_version, q.members, tuple(sorted(q.members)), None, frozenset(self.names), tuple(quorums[:k])
+            )
+            for k, q in enumerate(quorums)
+        ]
+        self.rng, self.now = Random(0), 0.0
+        self.disks, self.versions = dict.fromkeys(self.names, Ballot()), dict.fromkeys(self.names, 1)
+        self.coordinators, self.members, self.pending = {}, {}, []
+        for name in self.names:
+            self.start(name)
+
+    def start(self, name):
+        electorate = self.log[self.versions[name] - 1]
+        self.members[name] = self.make(name, electorate, self.disks[name], self.rng.random, self.now)
+
+    def carry_out(self, moves):
+        for move, names, how in moves:
+            self.now += 0.05
+            if move == "learn":
+                for name in names:
+                    if how > self.versions[name]:
+                        self.versions[name] = how
+                        self.take(name, self.members[name].change(self.log[how - 1], self.now))
+            elif move == "restart":
+                for name in names:
+                    self.start(name)
+            else:
+                self.meet(names, how)
+            self.check()
+            self.pending.clear()
+
+    def meet(self, names, seconds):
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 0.05
+            for name in names:
+                if self.members[name].next_tick() <= self.now:
+                    self.take(name, self.members[name].tick(self.now))
+            while self.pending:
+                sender, name, message = self.pending.pop(0)
+                if name in names:
+                    self.take(name, self.members[name].receive(sender, message, self.now))
+            for name in names:
+                if self.members[name].role == "coordinator":
+                    for other in names:
+                        self.certify(other, self.members[name].term, name)
+            self.check()
+
+    def certify(self, name, term, coordinator):
+        member = self.members[name]
+        if term.membership_version == member.electorate.membership_version and term >= member.term:
+            self.take(name, member.certify(term, coordinator, self.now))
+
+    def take(self, name, step):
+        if step.write is not None:
+            assert step.write.term >= self.disks[name].term
+            self.disks[name] = step.write
+        self.pending += [(name, to, message) for to, message in step.send]
+
+    def check(self):
+        for name, member in self.members.items():
+            if member.role == "coordinator" and self.coordinators.setdefault(member.term, name) != name:
+                raise BrokenInvariantError(f"two coordinators in term {member.term}")
+        leading = [name for name, member in self.members.items() if member.leads(self.now)]
+        if len(leading) > 1:
+            raise BrokenInvariantError(f"the leases of {leading} overlap")

@@ -71,6 +71,8 @@ def test_membership_commands_answer_with_results(answer, capsys):
     shown = answer("federation", "show", "alice")
     assert (shown["id"], shown["agreed"]["max_staleness"]) == (made["id"], None)
     assert answer("federation", "extend", "alice", "--rounds", "25") == {"rounds": 25}
+    assert main(["federation", "committee", "alice"]) == 2
+    assert "the federation home has no committee: all its members elect the coordinator" in capsys.readouterr().err
     assert answer("federation", "show", "alice")["agreed"]["rounds"] == 25
     invited = answer("invite", "alice", "carol", "--address", "127.0.0.1:4101")
     assert Invitation.parse(invited["token"]).member == invited["name"] == "carol"

@@ -8,13 +8,15 @@ from collections import Counter
 
 import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from p2pfl.protocols.election import FURTHEST, LAST, Ballot, Election, Electorate, Term, Timing
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner
-from tests.support.elections import BrokenInvariantError, DisturbedWorld
+from tests.support.elections import BrokenInvariantError, CommitteeWorld, DisturbedWorld, Schedule
 
 BEAT, LEASE, PATIENCE = 0.4, 1.6, 2.0
 SEEDS = int(os.environ.get("P2PFL_ELECTION_SEEDS", "8"))  # of 600 virtual seconds each
@@ -584,7 +586,57 @@ def test_elections_in_many_disturbed_worlds_keep_invariants():
         assert figures[what] > SEEDS, what
 
 
+@pytest.mark.slow
+def test_elections_by_changing_committees_keep_invariants():
+    figures, slowest = Counter(), 0.0
+    for seed in range(SEEDS):
+        world = CommitteeWorld(seed).run(300)
+        figures += world.figures
+        slowest = max(slowest, world.slowest_heal)
+    print(dict(figures), f"slowest heal {slowest:.1f} s")
+    assert figures["heals"] == 10 * SEEDS
+    for what in ("committees", "elections", "partitions", "minorities", "crashes", "freezes", "acts", "changes"):
+        assert figures[what] > SEEDS, what
+
+
+NAMES = [f"n{k}" for k in range(6)]
+SUBSETS = st.sets(st.sampled_from(NAMES), min_size=1).map(sorted)
+MOVES = st.one_of(
+    st.tuples(st.just("meet"), SUBSETS, st.sampled_from([0.1, 0.5, 2.1, 4.1])),
+    st.tuples(st.just("learn"), SUBSETS, st.integers(1, 4)),
+    st.tuples(st.just("restart"), SUBSETS, st.just(0)),
+)
+
+
+@given(
+    st.lists(st.sets(st.sampled_from(NAMES), min_size=3, max_size=5), min_size=4, max_size=4), st.lists(MOVES, max_size=30)
+)
+@example([{"n0", "n1", "n2"}, {"n0", "n3", "n4"}, {"n3", "n4", "n5"}, {"n0", "n1", "n2"}], [])
+def test_no_schedule_lets_two_lead(committees, moves):
+    Schedule(committees).carry_out(moves)
+
+
 # Planted bugs
+
+
+class NeedsNoFormerCommittee(Election):
+    def _earlier(self):
+        return []
+
+
+class NeedsOnlyTheLastCommittee(Election):
+    def _earlier(self):
+        return super()._earlier()[-1:]
+
+
+@pytest.mark.parametrize("planted", [NeedsNoFormerCommittee, NeedsOnlyTheLastCommittee])
+def test_schedule_finds_two_leases_without_votes_of_all_former_committees(planted):
+    committees = [{"n0", "n1", "n2"}, {"n0", "n3", "n4"}, {"n3", "n4", "n5"}, {"n3", "n4", "n5"}]
+    new, old = ["n3", "n4", "n5"], ["n0", "n1", "n2"]
+    moves = [("learn", new, 3), *(move for _ in range(12) for move in (("meet", old, 0.5), ("meet", new, 0.5)))]
+    Schedule(committees).carry_out(moves)
+    with pytest.raises(BrokenInvariantError, match="overlap"):
+        Schedule(committees, planted).carry_out(moves)
 
 
 class HalfIsMajority(Electorate, frozen=True):
@@ -634,6 +686,14 @@ class LeadsUnasked(Election):
 class LeadsTooLong(Election):
     def _lease_end(self, now):
         return super()._lease_end(now) + PATIENCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", [NeedsNoFormerCommittee, BreaksPromises])
+def test_committee_world_finds_planted_bug(planted):
+    with pytest.raises(BrokenInvariantError, match=r"overlap|minority"):
+        for seed in range(200):
+            CommitteeWorld(seed, election=planted).run(300)
 
 
 @pytest.mark.slow

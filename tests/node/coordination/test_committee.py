@@ -1,0 +1,424 @@
+"""A committee elects the coordinator of many members: real runners with real signatures on virtual time."""
+
+import asyncio
+from collections import Counter
+from math import inf
+
+import pytest
+
+from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes, VoteSigner, committee_electorate
+from p2pfl.protocols import term_certificates
+from p2pfl.protocols.election import LAST, TIMING, Ballot, Term
+from p2pfl.protocols.errors import FederationError, ProtocolError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.federation_file import Federation
+from p2pfl.protocols.membership.log import Membership
+from p2pfl.protocols.term_certificates import Certificate
+from p2pfl.protocols.wire import messages as m
+from p2pfl.sim.simulation.clock import run
+
+LATENCY = 0.02
+ADMISSION = Identity.from_seed(b"admission".ljust(32))
+FILE = Federation.sign({"name": "many", "rounds": 10, "committee": 5}, ADMISSION)
+NAMES = [f"n{k:03}" for k in range(200)]
+KEYS = {name: Identity.from_seed(name.encode().ljust(32)) for name in NAMES}
+FIRST = NAMES[:5]  # the committee
+
+
+def log_of(names=NAMES, roles=None):
+    log = Membership(FILE)
+    for name in names:
+        log.append(ADMISSION, "add", name, KEYS[name].public, (roles or {}).get(name, "participant"))
+    return log
+
+
+WHOLE = log_of()
+
+
+class Hall:
+    """Members with links between all that are present.
+
+    Attributes:
+        sent: number of messages by sender and kind.
+        apart: names that are cut off from the others.
+    """
+
+    def __init__(self, log, present):
+        self.logs = {name: log.copy() for name in present}
+        self.sent, self.heard, self.refused, self.apart, self.off = Counter(), Counter(), [], set(), set()
+        self.votes = {name: MemoryVotes() for name in present}
+        self.runners, self.tasks = {}, {}
+
+    def start(self, *names):
+        for name in names or self.logs:
+            self.off.discard(name)
+            self.runners[name] = runner = ElectionRunner(
+                name,
+                committee_electorate(self.logs[name]),
+                self.votes[name],
+                incarnation=1,
+                seed=0,
+                clock=asyncio.get_running_loop().time,
+                signer=VoteSigner(KEYS[name], FILE.id),
+            )
+            runner.connect(
+                lambda to, message, payload=b"", name=name: self.send(name, to, message, payload),
+                lambda elected: None,
+                lambda name=name: [other for other in self.runners if other != name and self.reach(name, other)],
+            )
+            self.tasks[name] = asyncio.create_task(runner.run())
+
+    def reach(self, one, other):
+        return not {one, other} & self.off and (one in self.apart) == (other in self.apart) and other in self.runners
+
+    def send(self, name, to, message, payload):
+        self.sent[name, type(message).__name__] += 1
+        if self.reach(name, to):
+            asyncio.get_running_loop().call_later(LATENCY, self.deliver, name, to, message, payload)
+
+    def deliver(self, name, to, message, payload):
+        if not self.reach(name, to):
+            return
+        self.heard[to, type(message).__name__] += 1
+        try:
+            if isinstance(message, m.CommitteeMessage):
+                self.runners[to].receive_of_committee(name, message, payload)
+            else:
+                self.runners[to].receive(name, message)
+        except ProtocolError as error:
+            self.refused.append((name, to, str(error)))
+
+    def kill(self, *names):
+        for name in names:
+            self.tasks.pop(name).cancel()
+            self.off.add(name)
+
+    def append(self, *names, action=None):
+        """Let members learn of a new entry that `action` adds."""
+        first = self.logs[names[0]]
+        before = first.membership_version
+        action(first)
+        entries = first.after(before, 1 << 20)
+        for name in names:
+            self.logs[name].extend(entries)
+            self.runners[name].change(committee_electorate(self.logs[name]))
+
+    def coordinators(self, *names):
+        return {self.runners[name].coordinator for name in names or self.runners if name not in self.off}
+
+    async def elected(self, *names, but=None, within=30.0):
+        """Wait until members agree on a coordinator other than `but`; return it."""
+        async with asyncio.timeout(within):
+            while len(found := self.coordinators(*names)) != 1 or found & {None, but}:
+                await asyncio.sleep(0.05)
+        (name,) = found
+        return name
+
+    def close(self):
+        for task in self.tasks.values():
+            task.cancel()
+
+
+def hold(test, log=WHOLE, present=NAMES):
+    async def main():
+        hall = Hall(log, present)
+        hall.start()
+        await test(hall)
+        hall.close()
+        return hall
+
+    return run(main())
+
+
+# Elections
+
+
+def test_committee_elects_for_200_members_of_whom_120_are_absent():
+    async def test(hall):
+        name = await hall.elected()
+        assert name in FIRST
+        assert asyncio.get_running_loop().time() < 3 * TIMING.patience
+        assert {runner.term for runner in hall.runners.values()} == {Term(5, 1)}  # the version that completed the committee
+        hall.sent.clear()
+        hall.heard.clear()
+        await asyncio.sleep(10)
+        assert set(hall.sent) == {(name, "Leading"), *((other, "Following") for other in FIRST[:4] if other != name)}
+        assert hall.sent[name, "Leading"] <= (len(FIRST) - 1) * 26  # a beat in 0.4 s to each, however many members there are
+        assert not [sender for sender, _ in hall.heard if sender not in FIRST]
+
+    absent = {FIRST[4], *NAMES[81:]}
+    hall = hold(test, present=[name for name in NAMES if name not in absent])
+    assert len(hall.logs) == 80
+    assert hall.refused == []
+
+
+def test_committee_elects_without_a_member_that_is_offline_for_ever_and_replaces_it():
+    async def test(hall):
+        first = await hall.elected()
+        learning = [FIRST[0], *(name for name in hall.logs if name != FIRST[0])]
+        hall.append(*learning, action=lambda log: log.append_committee(ADMISSION, [*FIRST[:3], "n007", "n008"]))
+        await asyncio.sleep(1)
+        again = await hall.elected()
+        assert hall.runners[again].term == Term(201, 1)
+        assert again in {*FIRST[:3], "n007", "n008"}
+        hall.kill(*{first, again})
+        third = await hall.elected(but=again)
+        assert third not in {first, again}
+        assert hall.runners["n020"].term.membership_version == 201
+
+    hold(test, present=[*FIRST[:3], *NAMES[5:30]])  # two members of five are offline
+
+
+def test_leader_that_is_killed_is_replaced_for_all():
+    async def test(hall):
+        first = await hall.elected()
+        hall.kill(first)
+        second = await hall.elected(but=first)
+        assert second in FIRST
+        assert {hall.runners[name].term for name in hall.logs if name != first} == {Term(5, 2)}
+        hall.start(first)
+        assert await hall.elected() == second
+
+    hold(test, present=NAMES[:40])
+
+
+def test_part_without_majority_of_committee_has_no_coordinator():
+    async def test(hall):
+        first = await hall.elected()
+        hall.apart = {first, next(name for name in FIRST if name != first), *NAMES[20:30]}
+        others = [name for name in hall.logs if name not in hall.apart]
+        second = await hall.elected(*others, but=first)
+        await asyncio.sleep(5)
+        assert not hall.runners[first].leads(hall.runners[first].term)
+        assert hall.coordinators(*(set(FIRST) & hall.apart)) == {None}
+        problem = hall.runners[first].seen.problem
+        assert problem == "no coordinator: 2 of 5 members of the committee reachable, 3 needed"
+        for name in NAMES[20:30]:
+            hall.runners[first].correct(name, Term(5, 1))  # as an answer to a submission
+        await asyncio.sleep(1)
+        assert hall.coordinators(*NAMES[20:30]) == {None}
+        hall.apart = set()
+        assert await hall.elected() == second
+
+    hold(test, present=NAMES[:30])
+
+
+def test_member_that_returns_asks_for_the_certificate():
+    async def test(hall):
+        first = await hall.elected()
+        hall.kill("n030")
+        await asyncio.sleep(1)
+        hall.start("n030")
+        assert await hall.elected("n030", within=2.0) == first
+        assert hall.sent["n030", "WhichTerm"] <= 4
+
+    hold(test, present=NAMES[:31])
+
+
+def test_members_are_as_before_up_to_the_size_of_a_committee():
+    async def test(hall):
+        await hall.elected()
+
+    hall = hold(test, log_of(NAMES[:4]), NAMES[:4])
+    assert {runner.term for runner in hall.runners.values()} == {Term(4, 1)}
+    chosen = hall.runners["n000"].election.electorate
+    assert (chosen.members, chosen.majority, chosen.earlier) == (frozenset(NAMES[:4]), 3, ())
+
+
+def test_member_outside_the_committee_follows_in_spite_of_a_lost_vote():
+    async def test(hall):
+        hall.votes["n010"].ballot = Ballot(Term(5, LAST))
+        hall.kill("n010")
+        hall.start("n010")
+        assert await hall.elected() in FIRST
+        assert hall.votes["n010"].ballot == Ballot(Term(5, LAST))
+
+    hold(test, present=NAMES[:12])
+
+
+def test_lost_majority_is_replaced_only_with_the_word_of_the_admission_key():
+    async def test(hall):
+        await hall.elected()
+        hall.kill(*FIRST[:3])
+        await asyncio.sleep(5)
+        left = [name for name in hall.logs if name not in FIRST[:3]]
+        new = [*FIRST[3:], *NAMES[10:13]]
+        hall.append(*left, action=lambda log: log.append_committee(ADMISSION, new))
+        await asyncio.sleep(20)
+        assert hall.coordinators(*left) == {None}
+        problem = next(p for name in new if "agree" in (p := hall.runners[name].seen.problem))
+        assert problem == (
+            "no coordinator: 2 members of the committee of version 5 agree to its change, 3 needed; if they have stopped for"
+            " good, name the new one with --lost"
+        )
+        hall.append(*left, action=lambda log: log.append_committee(ADMISSION, new, lost=True))
+        assert await hall.elected(*left) in new
+
+    hold(test, present=NAMES[:20])
+
+
+# Certificates
+
+
+@pytest.mark.parametrize("what", ["forged", "short", "by a stranger", "ineligible", "too long", "two voters, one key"])
+def test_invalid_certificate_is_refused(what):
+    term = Term(5, 3)
+
+    def vote(name, of="n001", signer=None):
+        return term_certificates.sign_vote(KEYS[signer or name], FILE.id, term, KEYS[of].public)
+
+    votes = {name: vote(name) for name in FIRST[:3]}
+    coordinator, words = "n001", "not signed by its key"
+    if what == "forged":
+        votes["n000"] = vote("n000", of="n002")
+    elif what == "short":
+        votes, words = {name: vote(name) for name in FIRST[:2]}, "2 votes for n001 in term 5.3, 3 are needed"
+    elif what == "by a stranger":
+        votes["n009"], words = vote("n009"), "n009, who is not in the committee"
+    elif what == "ineligible":
+        coordinator, words = "n009", "n009 cannot be elected"
+        votes = {name: vote(name, of="n009") for name in FIRST[:3]}
+    elif what == "too long":
+        votes, words = {name: vote(name) for name in NAMES[:10]}, "length <= 9"
+    else:
+        votes["n002"] = vote("n000")
+
+    async def test(hall):
+        hall.runners["n010"].begin()
+        payload = Certificate(coordinator, votes).encode()
+        with pytest.raises(ProtocolError, match=words):
+            hall.runners["n010"].receive_of_committee("n011", m.TermCertificate(*term), payload)
+        assert hall.runners["n010"].coordinator is None
+
+    hold(test, present=NAMES[:12])
+
+
+def test_certificate_of_an_ended_term_or_of_another_federation_is_refused():
+    async def test(hall):
+        first = await hall.elected()
+        old = hall.runners["n010"].certificate
+        hall.kill(first)
+        await hall.elected(but=first)
+        runner = hall.runners["n010"]
+        with pytest.raises(ProtocolError, match=r"lower term: a certificate of the ended term 5\.1"):
+            runner.receive_of_committee("n011", m.TermCertificate(*old[0]), old[1].encode())
+        other = {
+            name: term_certificates.sign_vote(KEYS[name], bytes(16), Term(5, 9), KEYS["n001"].public) for name in FIRST[:3]
+        }
+        with pytest.raises(ProtocolError, match="not signed by its key"):
+            runner.receive_of_committee("n011", m.TermCertificate(5, 9), Certificate("n001", other).encode())
+        assert runner.term == Term(5, 2)
+
+    hold(test, present=NAMES[:12])
+
+
+def test_second_certificate_of_a_term_is_refused():
+    term = Term(5, 4)
+
+    def certificate(of, voters):
+        votes = {name: term_certificates.sign_vote(KEYS[name], FILE.id, term, KEYS[of].public) for name in voters}
+        return Certificate(of, votes).encode()
+
+    async def test(hall):
+        runner = hall.runners["n010"]
+        runner.begin()
+        runner.receive_of_committee("n011", m.TermCertificate(*term), certificate("n001", FIRST[:3]))
+        assert runner.obeys("n001", term)
+        with pytest.raises(ProtocolError, match="has voted twice"):
+            runner.receive_of_committee("n011", m.TermCertificate(*term), certificate("n002", FIRST[2:]))
+        assert runner.obeys("n001", term)
+
+    hold(test, present=NAMES[:12])
+
+
+def test_unsigned_vote_and_unknown_voter_do_not_count():
+    async def test(hall):
+        hall.apart = {"n000"}
+        runner = hall.runners["n000"]
+        while runner.election is None or runner.election.role != "standing":
+            await asyncio.sleep(0.05)
+        for name in ("n001", "n002"):
+            runner.receive(name, m.Voted(5, 1, True, True))
+        assert runner.election.role == "candidate"
+        with pytest.raises(ProtocolError, match="n001 does not sign its vote"):
+            runner.receive("n001", m.Voted(5, 1, False, True))
+        with pytest.raises(ProtocolError, match=r"the vote of n001 in term 5\.1 is not signed by its key"):
+            runner.receive_of_committee("n001", m.SignedVote(5, 1), bytes(64))
+        for name in NAMES[5:20]:
+            runner.receive_of_committee(name, m.SignedVote(5, 1), bytes(64))
+        assert runner.election.role == "candidate"
+
+    hold(test, present=NAMES[:20])
+
+
+# The committee in the log
+
+
+def test_committee_is_the_first_admitted_and_eligible_members_come_first():
+    log = log_of(NAMES[:10], {"n003": "observer", "n008": "coordinator-eligible"})
+    chosen = committee_electorate(log)
+    assert chosen.members == {"n008", "n000", "n001", "n002", "n004"}
+    assert chosen.eligible == ("n008",)
+    assert chosen.participants == set(NAMES[:10]) - {"n003"}
+    assert [quorum.membership_version for quorum in chosen.earlier] == [6]
+    assert chosen.earlier[0].members == {"n000", "n001", "n002", "n004", "n005"}
+
+
+def test_changes_of_other_members_leave_terms_alone():
+    log = log_of(NAMES[:9])
+    before = committee_electorate(log)
+    log.append(ADMISSION, "add", "n009", KEYS["n009"].public)
+    log.append(ADMISSION, "remove", "n007", KEYS["n007"].public)
+    log.append_extension(ADMISSION, 20)
+    after = committee_electorate(log)
+    assert (after.membership_version, after.members) == (before.membership_version, before.members) == (5, frozenset(FIRST))
+    log.append(ADMISSION, "remove", "n002", KEYS["n002"].public)
+    changed = committee_electorate(log)
+    assert (changed.membership_version, changed.members) == (13, {"n000", "n001", "n003", "n004", "n005"})
+    assert changed.earlier[-1].members == {"n000", "n001", "n003", "n004"}  # a former member counts as absent
+    assert changed.earlier[-1].majority == 3
+
+
+def test_replaced_key_begins_a_committee_version():
+    log = log_of(NAMES[:6])
+    new = Identity.from_seed(b"another".ljust(32)).public
+    log.append(ADMISSION, "replace", "n001", new)
+    chosen = committee_electorate(log)
+    assert (chosen.membership_version, chosen.keys["n001"]) == (7, new)
+    assert chosen.earlier[0].members == set(FIRST) - {"n001"}
+
+
+def test_named_committee_counts_and_a_revoked_one_is_filled_up():
+    log = log_of(NAMES[:12])
+    log.append_committee(ADMISSION, NAMES[6:11])
+    assert committee_electorate(log).members == frozenset(NAMES[6:11])
+    log.append(ADMISSION, "remove", "n008", KEYS["n008"].public)
+    assert committee_electorate(log).members == {"n006", "n007", "n009", "n010", "n000"}
+    again = Membership(FILE, log.encode())
+    assert committee_electorate(again) == committee_electorate(log) == committee_electorate(log.copy())
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (NAMES[:4], "a committee of 4, where 5 are needed"),
+        ([*NAMES[:4], "n000"], "different members"),
+        ([*NAMES[:4], "n006"], "no observers"),
+        ([*NAMES[:4], "n100"], "n100 is not a member"),
+    ],
+)
+def test_invalid_committee_is_refused(names, words):
+    log = log_of(NAMES[:7], {"n006": "observer"})
+    with pytest.raises(FederationError, match=words):
+        log.append_committee(ADMISSION, names)
+    assert log.membership_version == 7
+
+
+def test_federation_without_committee_refuses_its_entries_and_messages():
+    log = Membership(Federation.sign({"name": "few", "rounds": 1}, ADMISSION))
+    log.append(ADMISSION, "add", "n000", KEYS["n000"].public)
+    with pytest.raises(FederationError, match="has no committee"):
+        log.append_committee(ADMISSION, ["n000"])
+    runner = ElectionRunner("n000", committee_electorate(log), MemoryVotes(), incarnation=1, seed=0, clock=lambda: inf)
+    with pytest.raises(ProtocolError, match="has no committee"):
+        runner.receive_of_committee("n001", m.WhichTerm(1, 1), b"")
