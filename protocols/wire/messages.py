@@ -221,7 +221,7 @@ class SignedVote(_Message, frozen=True, tag="signed_vote"):
     term: UInt32
 
 
-class TermCertificate(_Message, frozen=True, tag="certificate"):
+class TermCertificate(_Message, frozen=True, tag="term_certificate"):
     """Proof that a term has a coordinator: the payload is a p2pfl.protocols.term_certificates.Certificate."""
 
     membership_version: UInt32

@@ -95,7 +95,7 @@ def imported_modules(path):
             yield "." if element.level else element.module.removeprefix("tests.conformance.").partition(".")[0]
 
 
-READER = ["wire_reader", "wire_types", "wire_models", "wire_coordination", "wire_sums"]
+READER = ["wire_reader", "wire_types", "wire_models", "wire_coordination", "wire_committee", "wire_sums"]
 
 
 @pytest.mark.parametrize("name", ["test_golden", *READER])

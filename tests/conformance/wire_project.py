@@ -18,7 +18,7 @@ from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.exchange.model_encoding import ModelEncoder, read_division, read_parts
 from p2pfl.node.federation import invitations, membership_file
 from p2pfl.node.federation import membership_file as admission_key
-from p2pfl.node.federation.agreement import describe, describe_demand, read, terms
+from p2pfl.node.federation.agreement import describe, describe_committee, describe_demand, read, terms
 from p2pfl.node.federation.invitations import InvitationService, TokenRedeemer
 from p2pfl.node.peering.control_messages import difference
 from p2pfl.node.peering.peering_config import Member, PeeringConfig
@@ -52,7 +52,7 @@ from p2pfl.protocols.transports.tls_link import TlsLink
 from p2pfl.protocols.wire import messages
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened, parse_receipts, read_proof
 from p2pfl.protocols.wire.payload import decode_extras
-from tests.conformance import wire_project_coordination, wire_project_sums
+from tests.conformance import wire_project_committee, wire_project_coordination, wire_project_sums
 from tests.conformance.wire_keys import BY_KEY, KEYS, SEEDS
 from tests.conformance.wire_models import more_text
 from tests.conformance.wire_types import RefusedError, plain
@@ -87,8 +87,12 @@ def tagged(struct):
     return {"kind": struct.__struct_config__.tag, **fields(struct)}
 
 
+def tables_of(given):
+    return {"rounds": given.get("rounds", 0), "committee": given.get("committee", 0)}
+
+
 def file_of(given):
-    return Federation(b"", unhex(given["federation"]), "", unhex(given["admission"]), {"rounds": given.get("rounds", 0)})
+    return Federation(b"", unhex(given["federation"]), "", unhex(given["admission"]), tables_of(given))
 
 
 def log_of(given, entries="log"):
@@ -128,7 +132,7 @@ def check_agreed(given):
     timing = TIMING if given.get("coordinated") else None
     fragments = given.get("fragments", False)
     agreed = terms(layout, settings, agreement.model.initial, agreement.edges, timing, fragments=fragments)
-    agreed |= describe_demand(agreement)
+    agreed |= describe_demand(agreement) | describe_committee(agreement, timing)
     return {"agreed": agreed | describe("task", agreement.task) | describe("policy", agreement.policy)}
 
 
@@ -136,6 +140,10 @@ def check_introduction(given):
     if problem := difference(given["ours"], given["theirs"]):
         raise ProtocolError("differs", problem)
     return {}
+
+
+def check_committee(given):
+    return wire_project_committee.committee_of(log_of(given))
 
 
 def check_log(given):
@@ -534,6 +542,7 @@ def names():
 CHECKS = (
     wire_project_coordination.CHECKS
     | wire_project_sums.CHECKS
+    | wire_project_committee.CHECKS
     | {
         {"step": "handshake step"}.get(name.removeprefix("check_"), name.removeprefix("check_").replace("_", " ")): function
         for name, function in names().items()

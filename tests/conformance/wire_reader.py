@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from tests.conformance import wire_coordination, wire_models, wire_sums
+from tests.conformance import wire_committee, wire_coordination, wire_models, wire_sums
+from tests.conformance.wire_committee import KEYS_OF_COMMITTEE, Committees, committee_of
 from tests.conformance.wire_types import (
     B16,
     B32,
@@ -141,6 +142,10 @@ def check_agreed(given):
         agreed["privacy"] = f"each member claims epsilon {epsilon:g} or less at delta {delta:g} or less"
     if given.get("coordinated"):
         agreed |= COORDINATED
+        if committee := file.get("committee"):
+            agreed["coordinator"] = COORDINATED["coordinator"].replace(
+                "majority of the members", f"committee of {committee}"
+            )
         if file.get("secure_sums"):
             agreed |= wire_sums.agreed(file.get("secure_threshold", 0))
     if given.get("fragments"):
@@ -174,12 +179,15 @@ CHANGE = structure(
     }
 )
 EXTENSION = structure({**PLACE, "action": one_of("extend"), "rounds": integer(1, 1_000_000)})
-ENTRY = either(CHANGE, EXTENSION)
+COMMITTEE = structure({**PLACE, "action": one_of("committee"), "keys": KEYS_OF_COMMITTEE, "lost": boolean})
+ENTRY = either(CHANGE, EXTENSION, COMMITTEE)
+LABELS = {"extend": b"p2pfl membership 2\0", "committee": b"p2pfl membership committee 1\0"}
 
 
 class Log:
-    def __init__(self, federation, admission, entries=b"", rounds=0):
+    def __init__(self, federation, admission, entries=b"", rounds=0, committee=0):
         self.rounds = rounds
+        self.committees = Committees(committee)
         self.federation = federation
         self.admissions = [admission]
         self.members = {}  # name: (key, role)
@@ -216,7 +224,7 @@ class Log:
         entry = read(one["entry"], ENTRY)
         whole = msgpack.packb([one["entry"], one["signature"]])
         expect(entry["federation"] == self.federation, "membership")
-        label = b"p2pfl membership 2\0" if entry["action"] == "extend" else b"p2pfl membership 1\0"
+        label = LABELS.get(entry["action"], b"p2pfl membership 1\0")
         valid = [signed(key, one["signature"], label + one["entry"]) for key in self.admissions]
         if entry["membership_version"] <= self.membership_version:
             if whole != self.entries[entry["membership_version"] - 1]:
@@ -234,6 +242,13 @@ class Log:
             expect(entry["rounds"] > self.rounds, "membership")
             self.rounds = entry["rounds"]
             return
+        if entry["action"] == "committee":
+            self.committees.appoint(entry["membership_version"], self.members, entry["keys"], entry["lost"])
+            return
+        self.change(entry)
+        self.committees.follow(entry["membership_version"], self.members)
+
+    def change(self, entry):
         action, name, key = entry["action"], entry["name"], entry["key"]
         expect(action == "remove" or not is_weak(key), "membership")
         if action == "hand-over":
@@ -257,7 +272,11 @@ class Log:
 
 def log_of(given, entries="log"):
     ids = (bytes.fromhex(given[key]) for key in ("federation", "admission", entries))
-    return Log(*ids, given.get("rounds", 0))
+    return Log(*ids, given.get("rounds", 0), given.get("committee", 0))
+
+
+def check_committee(given):
+    return committee_of(log_of(given))
 
 
 def check_log(given):
@@ -708,6 +727,7 @@ MESSAGES = {
     "receipts": structure({}),
     "equivocation": structure({}),
     **wire_coordination.MESSAGES,
+    **wire_committee.MESSAGES,
     **wire_sums.MESSAGES,
 }
 WITH_PAYLOAD = (
@@ -724,6 +744,8 @@ WITH_PAYLOAD = (
     "equivocation",
     "sum_request",
     "sum_answer",
+    "signed_vote",
+    "term_certificate",
 )
 SIGNED = (
     "hello",
@@ -909,6 +931,7 @@ def check_terms(given):
 
 
 CHECKS = {
+    "committee": check_committee,
     "layout": check_layout,
     "federation file": check_federation_file,
     "agreed": check_agreed,
@@ -939,5 +962,6 @@ CHECKS = {
     "terms": check_terms,
     **wire_models.CHECKS,
     **wire_coordination.CHECKS,
+    **wire_committee.CHECKS,
     **wire_sums.CHECKS,
 }

@@ -64,6 +64,12 @@ from tests.conformance.wire_making import (
     seeded_randomness,
     signed_file,
 )
+from tests.conformance.wire_vectors_committee import (
+    WRONG_COMMITTEE_MESSAGES,
+    certificate_vectors,
+    committee_messages,
+    committee_vectors_of_logs,
+)
 from tests.conformance.wire_vectors_coordination import WRONG_MESSAGES, coordination_messages, coordination_vectors
 from tests.conformance.wire_vectors_models import (
     codec_vectors,
@@ -1247,6 +1253,23 @@ def secure_sum_vectors() -> Vectors:
     return v
 
 
+def committee_vectors() -> Vectors:
+    v = Vectors("The committee that a log names, certificates of its terms, and the messages that only it needs.")
+    base = {"federation": ID.hex(), "me": BOB.public.hex(), "members": [key.public.hex() for key in (ALICE, BOB, CAROL)]}
+    base |= {"limit": 70_000, "session": SESSION.hex(), "link": ALICE.public.hex(), "before": []}
+    for message, payload in committee_messages():
+        body = msgspec.to_builtins(message)
+        v.good(f"a {body[0]}", "frame", **base, frame=raw_frame(body, payload).hex())
+    for name, why, body in WRONG_COMMITTEE_MESSAGES:
+        v.bad(name, "frame", "malformed", why, **base, frame=raw_frame(body).hex())
+    committee_vectors_of_logs(v)
+    certificate_vectors(v)
+    text = federation(committee=7).data.decode()
+    given = {"text": text, "trained": 8, "tensors": TENSORS, "coordinated": True}
+    v.good("a federation with a committee of seven", "agreed", **given)
+    return v
+
+
 def division_vectors(v):
     """Divisions, and the acceptance of parts."""
     base = {"tensors": SHAPES, "seed": 7}
@@ -1484,6 +1507,7 @@ MAKERS: dict[str, Callable[[], Vectors]] = {
     "coordination": coordination_vectors,
     "fragments": fragment_vectors,
     "secure_sums": secure_sum_vectors,
+    "committee": committee_vectors,
 }
 
 

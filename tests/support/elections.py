@@ -9,7 +9,6 @@ from random import Random
 from typing import NamedTuple
 
 from p2pfl.protocols.election import TIMING, Ballot, Election, Electorate, Quorum, Term
-from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.wire import messages as m
 
 CYCLE, CHAOS = 30.0, 18.0  # virtual seconds: length of a cycle, and of its disturbed part
@@ -391,13 +390,9 @@ class CommitteeWorld(DisturbedWorld):
 
     def certify(self, name, certified):
         member = self.members[name]
-        if certified.term.membership_version == member.electorate.membership_version:
-            try:
-                step = member.certify(*certified, self.clock(name))
-            except ProtocolError as error:
-                assert error.cause == "lower term", error
-                return
-            self.carry_out(name, step)
+        known = certified.term.membership_version == member.electorate.membership_version
+        if known and certified.term >= member.term:  # otherwise it is refused
+            self.carry_out(name, member.certify(*certified, self.clock(name)))
             if name in self.members:
                 self.schedule(name)
 
