@@ -23,11 +23,11 @@ from tests.support.ports import free_ports
 PATIENCE = 120  # seconds of real time after which something has gone wrong
 
 
-def federate(root, names, edges="all", roles=MappingProxyType({}), topology=None):
+def federate(root, names, edges="all", roles=MappingProxyType({}), topology=None, **demand):
     """Make one federation of nodes' folders, without commands; members without a role are participants."""
     first = root / names[0]
     ready = loading.load(first)
-    tables = agreement.draft("test", ready.config, loading.task_of(ready), edges, topology)
+    tables = agreement.draft("test", ready.config, loading.task_of(ready), edges, topology, demand=demand)
     membership_changes.create_federation(first, tables, root / "backup.pem")
     for name in names[1:]:
         membership_changes.admit(

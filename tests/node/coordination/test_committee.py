@@ -6,20 +6,28 @@ from math import inf
 
 import pytest
 
+from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes, VoteSigner, committee_electorate
+from p2pfl.node.federation import agreement, loading, membership_changes
+from p2pfl.node.federation.membership_sync import Neighbourhood
+from p2pfl.node.folder import config
+from p2pfl.node.settings import Settings
+from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.protocols import term_certificates
 from p2pfl.protocols.election import LAST, TIMING, Ballot, Term
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.membership.federation_file import Federation
+from p2pfl.protocols.membership.federation_file import Federation as FederationFile
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.term_certificates import Certificate
 from p2pfl.protocols.wire import messages as m
 from p2pfl.sim.simulation.clock import run
+from tests.support.federation import Federation
+from tests.support.processes import federate
 
 LATENCY = 0.02
 ADMISSION = Identity.from_seed(b"admission".ljust(32))
-FILE = Federation.sign({"name": "many", "rounds": 10, "committee": 5}, ADMISSION)
+FILE = FederationFile.sign({"name": "many", "rounds": 10, "committee": 5}, ADMISSION)
 NAMES = [f"n{k:03}" for k in range(200)]
 KEYS = {name: Identity.from_seed(name.encode().ljust(32)) for name in NAMES}
 FIRST = NAMES[:5]  # the committee
@@ -415,10 +423,99 @@ def test_invalid_committee_is_refused(names, words):
 
 
 def test_federation_without_committee_refuses_its_entries_and_messages():
-    log = Membership(Federation.sign({"name": "few", "rounds": 1}, ADMISSION))
+    log = Membership(FederationFile.sign({"name": "few", "rounds": 1}, ADMISSION))
     log.append(ADMISSION, "add", "n000", KEYS["n000"].public)
     with pytest.raises(FederationError, match="has no committee"):
         log.append_committee(ADMISSION, ["n000"])
     runner = ElectionRunner("n000", committee_electorate(log), MemoryVotes(), incarnation=1, seed=0, clock=lambda: inf)
     with pytest.raises(ProtocolError, match="has no committee"):
         runner.receive_of_committee("n001", m.WhichTerm(1, 1), b"")
+
+
+# Rounds
+
+
+class CommitteeFederation(Federation):
+    """Eight members with a committee of five, each with the links that it needs."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.log = Membership(FILE)
+        for name in self.names:
+            self.log.append(ADMISSION, "add", name, self.keys[name].public)
+        self.committee = set(self.names[:5])
+
+    def neighbours(self, name):
+        others = [other for other in self.names if other != name]
+        return others if name in self.committee else [other for other in others if other in self.committee]
+
+    def election(self, name):
+        return ElectionRunner(
+            name,
+            committee_electorate(self.log),
+            self.ballots(name),
+            incarnation=self.incarnations[name],
+            seed=self.settings.seed,
+            clock=asyncio.get_running_loop().time,
+            signer=VoteSigner(self.keys[name], FILE.id),
+        )
+
+
+def test_members_outside_the_committee_take_part_in_rounds_and_follow_a_successor():
+    async def test(federation):
+        federation.start()
+        await federation.round("h", 2)
+        first = federation.nodes["h"].exchange.election.coordinator
+        assert first in federation.committee
+        await federation.kill(first)
+        federation.cable.cut.add(first)
+        federation.first = first
+        await federation.done(*(set("abcdefgh") - {first}))
+
+    async def main():
+        federation = CommitteeFederation("abcdefgh", Settings(rounds=6, deadline=20.0), policy=CoordinatedFedAvg, period=1.0)
+        async with asyncio.timeout(1000):
+            await test(federation)
+        return federation
+
+    federation = run(main())
+    weights = federation.watch["h"].weights
+    assert set(weights[1]) == set("abcdefgh")
+    assert set(weights[6]) == set("abcdefgh") - {federation.first}
+    for name in set("abcdefgh") - {federation.first}:
+        assert {seen.term for _, seen in federation.watch[name].elected_at if seen.coordinator} == {Term(5, 1), Term(5, 2)}
+
+
+# Links and commands
+
+
+def test_links_of_members(tmp_path):
+    names = [f"n{k}" for k in range(9)]
+    for name in names:
+        config.create(tmp_path / name, name, task="concept-shift", policy="coordinated-fedavg")
+    federate(tmp_path, names, committee=5)
+
+    def around(name):
+        return set(Neighbourhood(loading.load(tmp_path / name), (), coordinated=True).members())
+
+    assert around("n2") == set(names) - {"n2"}
+    assert around("n6") == {*names[:5], "n5", "n7"}
+    assert around("n8") == {*names[:5], "n7"}
+    ready = loading.load(tmp_path / "n0")
+    assert ready.agreement.committee == 5
+    assert membership_changes.appoint(tmp_path / "n0", ()) == tuple(names[:5])
+    membership_changes.appoint(tmp_path / "n0", names[1:6])
+    assert around("n0") == set(names) - {"n0"}  # a member of the former committee is asked for its vote, too
+    with pytest.raises(ConfigurationError, match="a committee of 2, where 5 are needed"):
+        membership_changes.appoint(tmp_path / "n0", names[:2])
+
+
+def test_committee_needs_a_coordinated_policy_and_five_to_nine_members(tmp_path):
+    config.create(tmp_path / "a", "a", task="concept-shift", policy="random")
+    own = loading.LoadedNode(tmp_path / "a", config.load(tmp_path / "a"), None, None)
+    tables = agreement.draft("test", own.config, loading.task_of(own), demand={"committee": 7})
+    with pytest.raises(ConfigurationError, match="committee = 7 needs a coordinated policy"):
+        agreement.check_tables(own.config, tables)
+    with pytest.raises(ConfigurationError, match="from 5 to 9"):
+        agreement.check_tables(own.config, tables | {"committee": 4}, coordinated=True)
+    agreement.check_tables(own.config, tables, coordinated=True)
