@@ -181,7 +181,7 @@ CHANGE = structure(
 EXTENSION = structure({**PLACE, "action": one_of("extend"), "rounds": integer(1, 1_000_000)})
 COMMITTEE = structure({**PLACE, "action": one_of("committee"), "keys": KEYS_OF_COMMITTEE, "lost": boolean})
 ENTRY = either(CHANGE, EXTENSION, COMMITTEE)
-LABELS = {"extend": b"p2pfl membership 2\0", "committee": b"p2pfl membership committee 1\0"}
+ENTRY_LABELS = {"extend": b"p2pfl membership 2\0", "committee": b"p2pfl membership committee 1\0"}
 
 
 class Log:
@@ -224,7 +224,7 @@ class Log:
         entry = read(one["entry"], ENTRY)
         whole = msgpack.packb([one["entry"], one["signature"]])
         expect(entry["federation"] == self.federation, "membership")
-        label = LABELS.get(entry["action"], b"p2pfl membership 1\0")
+        label = ENTRY_LABELS.get(entry["action"], b"p2pfl membership 1\0")
         valid = [signed(key, one["signature"], label + one["entry"]) for key in self.admissions]
         if entry["membership_version"] <= self.membership_version:
             if whole != self.entries[entry["membership_version"] - 1]:
