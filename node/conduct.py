@@ -6,17 +6,35 @@ author, and show it to this node before the author does. Only the author of a mo
 therefore gives points for copies of its own models, and for a model that a peer has shown before for another round.
 
 A member that sends different models of one round to different peers (equivocation) is found by comparison. After a fetch
-a node sends the signed headers of the received models to one peer, drawn at random. A node that knows two different
-models of one round, fetched or reported, has a proof. It sends the proof to all peers, which verify it with the
-member's key and pass it on. A proof alone suffices to leave a member out.
+a node sends the signed header of each received model to the witnesses of its sender and round: three of its peers, which a
+hash picks. A node that knows two different models of one round, fetched or reported, has a proof. It sends the proof to all
+peers, which verify it with the member's key and pass it on. A proof alone suffices to leave a member out.
+
+Witnesses. If each node reported to a random peer, two headers would meet by chance, once in as many rounds as a node has
+peers. The hash of the sender, the round and the peer gives each peer a rank, and the first three are the witnesses
+(rendezvous hashing: Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998). Two nodes with the
+same peers therefore report to the same witnesses, in the same round, however many members there are. If their peers
+differ in a few, most witnesses are still the same, without any agreement on them.
+
+- One hostile or absent witness hides nothing: any two of the three suffice, and so does one. m accomplices among n peers
+  are all three witnesses of a sender in (m / n)^3 of the rounds. A sender that waits for such a round is not found in it.
+- Nobody chooses its rank: it is another one for each sender and round.
+- Both need a common peer besides the sender. In a sparse graph two neighbours of a member often have none, because links
+  are few: their headers then never meet, and the sender is found by other pairs, if there are any.
+- Cost: a fetched model makes three receipts of 320 bytes. They travel in one frame for each witness, at most eight in a
+  frame. Where there are more, as with many parts of models, those are chosen by a hash too, so that both headers are among
+  them. A witness verifies the signature of the first receipt of a model, and compares the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
+from heapq import nsmallest
+from operator import itemgetter
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -45,7 +63,6 @@ from p2pfl.protocols.wire.envelope import (
     parse_signed_model,
     read_proof,
 )
-from p2pfl.random_streams import RandomStreams
 
 Penalty = Literal["equivocation", "refused models", "repeated models", "free riding"]
 # By penalty. A proof of equivocation suffices for every value of `distrust`.
@@ -54,6 +71,7 @@ UNSERVED = 10  # requests without a model in a row, and models sent in that time
 REMEMBERED = 8  # models of each sender, and of this node, that are compared with later ones
 NEAR = 2  # reported models of rounds further from the own round are compared, but not kept
 REPORT_RATE, REPORT_BURST = 5.0, 20  # reports of one peer per second that are read
+WITNESSES = 3  # peers that compare the models of a sender and a round
 KEPT = 6  # signed models of one sender and source: three rounds of two stages
 KEPT_FRAGMENTS = 64  # the same of fragments
 Key = tuple[tuple[int, int], int, str, tuple[str, int, int] | None]
@@ -241,6 +259,38 @@ class Conduct:
         }
 
 
+def witnesses(sender: str, round: int, peers: Iterable[str]) -> list[str]:
+    """Return the names of those peers that compare the models of a sender and a round: the three with the lowest hashes."""
+    begun = sha256(b"p2pfl witness 1\0" + round.to_bytes(8, "big") + sender.encode() + b"\0")
+
+    def rank(peer: str) -> bytes:
+        hash = begun.copy()
+        hash.update(peer.encode())
+        return hash.digest()
+
+    return nsmallest(WITNESSES, (peer for peer in peers if peer != sender), key=rank)
+
+
+def reports(models: Sequence[tuple[str, SignedModel]], peers: Collection[str]) -> dict[str, list[SignedModel]]:
+    """Return the models that each of some peers is to compare, by its name; at most as many as fit into a message.
+
+    Args:
+        models: models with the names of their senders.
+    """
+    found: dict[str, list[tuple[bytes, SignedModel]]] = {}
+    chosen: dict[tuple[str, int], list[str]] = {}
+    for sender, model in models:
+        key = sender, model.round
+        if key not in chosen:
+            chosen[key] = witnesses(sender, model.round, peers)
+        order = sha256(f"{sender} {model.round} {model.stage} {model.part}".encode()).digest()
+        for name in chosen[key]:
+            found.setdefault(name, []).append((order, model))
+    return {
+        name: [model for _, model in nsmallest(m.Receipts.MOST, found[name], key=itemgetter(0))] for name in sorted(found)
+    }
+
+
 class EquivocationWatch:
     """Comparison of signed models with those that peers have received.
 
@@ -254,7 +304,6 @@ class EquivocationWatch:
         self._log = config.options.log
         self._key = config.key
         self._asynchronous = config.asynchronous
-        self._streams = RandomStreams(config.seed, config.name)
         self._verifier = config.verifier
         self._federation = config.verifier.federation
         self._peering = peering
@@ -284,18 +333,17 @@ class EquivocationWatch:
         self._book.add(model, fetched=True)
         self._fresh.append(model)
 
-    def report(self, round: int) -> None:
-        """Send one peer the signed headers of the models that were received since the last report."""
+    def report(self) -> None:
+        """Send the signed headers of the models that were received since the last report to their witnesses."""
         models, self._fresh = self._fresh, []
-        peers = self._peering.introduced_peers()
-        if not (models and peers):
+        if not models:
             return
-        rng = self._streams.generator(round, "receipts")
-        peer = peers[int(rng.integers(len(peers)))]
-        others = [model.envelope for model in models if model.sender != peer.key and _is_known_to(peer, model.envelope)]
-        chosen = [others[k] for k in rng.permutation(len(others))[: m.Receipts.MOST]]
-        if chosen:
-            self._send(peer, m.Receipts(), b"".join(chosen))
+        peers = {peer.name: peer for peer in self._peering.introduced_peers()}
+        fetched = [(sender.name, model) for model in models if (sender := self._peering.with_key(model.sender)) is not None]
+        for name, shown in reports(fetched, peers).items():
+            known = [model.envelope for model in shown if _is_known_to(peers[name], model.envelope)]
+            if known:
+                self._send(peers[name], m.Receipts(), b"".join(known))
 
     def receive(self, peer: Peer, opened: Opened) -> None:
         """Handle a report or a proof of a peer.

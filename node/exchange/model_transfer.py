@@ -96,7 +96,7 @@ class ModelClient:
         found = [each for id in sorted(arrived) for each in sorted(arrived[id], key=lambda each: order[each.name])]
         if any(each.round == self._peering.round for each in found):
             self._pacing.record_exchange()
-        self._equivocation.report(round)
+        self._equivocation.report()
         return found
 
     def ask_on_probation(self, wanted: Collection[str], round: int, fragments: Fragments, stage: Stage) -> None:
@@ -126,7 +126,7 @@ class ModelClient:
         updates: list[Update] = await self._requests.ask(ids, round, ask)
         if any(update.round == self._peering.round for update in updates):
             self._pacing.record_exchange()
-        self._equivocation.report(round)
+        self._equivocation.report()
         return updates
 
     def _ask_in_background(self, ids: Collection[str], request: Callable[[Peer, int], Request]) -> None:

@@ -231,7 +231,7 @@ class ModelledExchange:
             self.network.open(fetch)
             await fetch.future
         if self.peer.receipts is not None:
-            self.peer.receipts.report(fetch.round)
+            self.peer.receipts.report()
         if fetch.left:
             self._miss([id for id in ids if id not in fetch.items], late_answer(fetch.round))
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from p2pfl.compression.sparse_updates import tag
-from p2pfl.node.conduct import Conduct, ReceiptBook
+from p2pfl.node.conduct import Conduct, ReceiptBook, reports
 from p2pfl.node.exchange.base import disclosed_loss
 from p2pfl.node.exchange.model_encoding import ModelEncoder, Outbox
 from p2pfl.node.exchange.rounds import keeps_up
@@ -33,7 +33,6 @@ from p2pfl.node.settings import Settings
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Fragment, Stage, Update
 from p2pfl.protocols.wire.envelope import OVERHEAD, VERSION, SignedModel
-from p2pfl.protocols.wire.messages import Receipts
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.clock import Handle, VirtualLoop
@@ -162,7 +161,6 @@ class ModelledReceipts:
         self._peer = peer
         self._book = ReceiptBook()
         self._fresh: list[SignedModel] = []
-        self._streams = RandomStreams(peer.network.settings.seed, peer.name)
 
     def take(self, sender: ModelledPeer, update: Update) -> None:
         """Note a model that a peer has sent."""
@@ -182,17 +180,15 @@ class ModelledReceipts:
         self._book.add(model, fetched=True)
         self._fresh.append(model)
 
-    def report(self, round: int) -> None:
-        """Show one neighbour the models that were received since the last report."""
+    def report(self) -> None:
+        """Show their witnesses the models that were received since the last report."""
         models, self._fresh = self._fresh, []
-        around = [peer for peer in self._peer.around() if peer.receipts is not None]
-        if not (models and around):
+        if not models:
             return
-        rng = self._streams.generator(round, "receipts")
-        receipts = around[int(rng.integers(len(around)))].receipts
-        assert receipts is not None
-        for k in rng.permutation(len(models))[: Receipts.MOST]:
-            receipts.compare(models[k])
+        around = {peer.name: peer.receipts for peer in self._peer.around() if peer.receipts is not None}
+        for name, shown in reports([(model.sender.decode(), model) for model in models], around).items():
+            for model in shown:
+                around[name].compare(model)
 
     def compare(self, model: SignedModel) -> None:
         """Compare a model with the known one of the same round; keep it if there is none."""
