@@ -332,6 +332,7 @@ class Election(Voter):
     Attributes:
         role: a node that is "standing" asks whether it would be elected; a "candidate" asks for votes.
         ballot: the ballot that was last returned in a step.
+        willing: whether this node stands for election, if it may.
     """
 
     def __init__(
@@ -345,6 +346,7 @@ class Election(Voter):
         timing: Timing = TIMING,
     ) -> None:
         super().__init__(me, electorate, ballot, draw, now, timing=timing)
+        self.willing = True
         self._heard = 0  # number of the coordinator's newest beat
         self._again = inf  # time at which to ask or send once more
         self._granted: set[str] = set()
@@ -489,7 +491,7 @@ class Election(Voter):
     # Standing for election
 
     def _may_stand(self, now: float) -> bool:
-        free = now >= self._promised_until and self.term.number < LAST
+        free = self.willing and now >= self._promised_until and self.term.number < LAST
         return free and self.me in self.electorate.members and self.me in self.electorate.eligible
 
     def _stand(self, now: float) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -29,7 +30,7 @@ from p2pfl._util.atomic_files import DamagedFileError, explain, file_of, read_se
 from p2pfl._util.disk import SYSTEM, Disk
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.failpoints import failpoint
-from p2pfl._util.machine import boot_clock
+from p2pfl._util.machine import amount, boot_clock
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder.facts import read_facts, update_facts
 from p2pfl.node.log import LOG
@@ -208,6 +209,20 @@ class VoteSigner(NamedTuple):
     federation: bytes
 
 
+class Bound(NamedTuple):
+    """What coordinating costs a node.
+
+    Attributes:
+        members: number of members that submit, this node included.
+        bytes: bytes of models in memory: of each member what it has trained, and what it is assigned.
+        beats: beats that the node sends in a second, and receives.
+    """
+
+    members: int
+    bytes: int
+    beats: float
+
+
 def timing_of(size: int, deadline: float) -> Timing:
     """Return the timing of elections between nodes with P parameters.
 
@@ -234,6 +249,8 @@ class ElectionRunner:
         clock: returns the time in seconds; see p2pfl.protocols.election.Election.
         log: receives an event if the vote cannot be written.
         signer: signs votes; needed in a federation with a committee.
+        size: P, the number of shared parameters.
+        memory: bytes of models (see `bound`) with which this node stands for election at most.
 
     Attributes:
         election: the election as this node follows it; None while the node takes no part.
@@ -253,6 +270,8 @@ class ElectionRunner:
         log: EventLogger = LOG,
         timing: Timing = TIMING,
         signer: VoteSigner | None = None,
+        size: int = 0,
+        memory: float = inf,
     ) -> None:
         self._me = me
         self._electorate = electorate
@@ -262,6 +281,7 @@ class ElectionRunner:
         self._log = log
         self.timing = timing
         self._signer = signer
+        self._size, self._memory = size, memory
         self._send: Callable[..., None]
         self._connected: Callable[[], Collection[str]] = tuple
         self._on_change: Callable[[Elected], None] = lambda elected: None
@@ -440,6 +460,7 @@ class ElectionRunner:
         if electorate.membership_version != self._electorate.membership_version:
             self.certificate = None
         self._electorate = electorate
+        self._weigh()
         if self._unsaved and self.election is not None:
             self.begin()  # with a new committee, the mark of a lost vote ends
         if self.election is not None:
@@ -489,7 +510,31 @@ class ElectionRunner:
             silent, ballot = False, Ballot(Term(self._electorate.membership_version, 0))
         fresh = partial(Election, self._me, self._electorate, ballot, self._draw, self._clock(), timing=self.timing)
         self.election = None if silent else fresh()
+        self._weigh()
         self._look()
+
+    @property
+    def bound(self) -> Bound:
+        """What coordinating would cost this node now."""
+        members = self.voters
+        beats = (len(self._electorate.members) - 1) / self.timing.beat
+        return Bound(members, 2 * 4 * self._size * members, beats)
+
+    def may_lead(self) -> bool:
+        """Return whether the members may elect this node."""
+        return self._me in self._electorate.eligible
+
+    def _weigh(self) -> None:
+        """Stand for election only if the memory suffices for the models of all members."""
+        willing = self.bound.bytes <= self._memory
+        if self.election is not None and self.election.willing != willing:
+            self.election.willing = willing
+            if not willing and self.may_lead():
+                self._log.warning(
+                    f"this node does not stand as the coordinator: the models of {self.bound.members:,} members take"
+                    f" {amount(self.bound.bytes)}, and coordinator_memory permits {amount(int(self._memory))}",
+                    kind="coordinator-bound",
+                )
 
     def _never_votes(self) -> bool:
         """Return whether this node's vote counts in no election of the present membership version."""

@@ -11,15 +11,17 @@ import asyncio
 import os
 from contextlib import ExitStack
 from functools import partial
+from math import inf
 from pathlib import Path
 from secrets import randbits
 from typing import Any, NamedTuple
 
 from p2pfl._util.event_log import EventLogger
+from p2pfl._util.machine import amount, free_memory
 from p2pfl.errors import ConfigurationError, name_source
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.connectivity import Connectivity, Supervisor
-from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, MemoryVotes, VoteSigner, timing_of
+from p2pfl.node.coordination.election_runner import Bound, ElectionRunner, FileVotes, MemoryVotes, VoteSigner, timing_of
 from p2pfl.node.coordination.secure_rounds import SavedOpenedRounds
 from p2pfl.node.coordination.submissions import Coordination
 from p2pfl.node.exchange.base import NeighbourRoles
@@ -291,7 +293,7 @@ class Assembly:
 
     def _election(self, membership: Membership, electorate: Electorate, incarnation: int) -> ElectionRunner:
         config = self._config
-        return ElectionRunner(
+        election = ElectionRunner(
             config.name,
             electorate,
             FileVotes(self._ready.folder / folders.VOTE, self._log),
@@ -300,7 +302,28 @@ class Assembly:
             log=self._log,
             timing=timing_of(self._task.layout.shared.size, config.deadline),
             signer=VoteSigner(self._identity, membership.federation),
+            size=self._task.layout.shared.size,
+            memory=config.coordinator_memory * 2**20 or inf,
         )
+        if self._coordinated and election.may_lead():
+            self._say_bound(election.bound)
+        return election
+
+    def _say_bound(self, bound: Bound) -> None:
+        """Log what coordinating would cost, before the first round; warn if the machine has less memory free."""
+        self._log.info(
+            f"as the coordinator this node would hold two models of each of {bound.members:,} members,"
+            f" {amount(bound.bytes)}, and send and receive {bound.beats:.3g} beats a second",
+            kind="coordinator-bound",
+            bytes=bound.bytes,
+        )
+        free = free_memory()
+        if free is not None and bound.bytes > free:
+            self._log.warning(
+                f"as the coordinator this node would need {amount(bound.bytes)} for models, and {amount(free)} is free: give"
+                " other machines the role coordinator-eligible, or set coordinator_memory, so that it does not stand",
+                kind="coordinator-bound",
+            )
 
     def _coordination(self, election: ElectionRunner) -> Coordination | None:
         return Coordination(election, self._policy.step) if isinstance(self._policy, Coordinated) else None

@@ -57,7 +57,7 @@ class Hall:
         self.votes = {name: MemoryVotes() for name in present}
         self.runners, self.tasks = {}, {}
 
-    def start(self, *names):
+    def start(self, *names, **options):
         for name in names or self.logs:
             self.off.discard(name)
             self.runners[name] = runner = ElectionRunner(
@@ -68,6 +68,7 @@ class Hall:
                 seed=0,
                 clock=asyncio.get_running_loop().time,
                 signer=VoteSigner(KEYS[name], FILE.id),
+                **options,
             )
             runner.connect(
                 lambda to, message, payload=b"", name=name: self.send(name, to, message, payload),
@@ -263,6 +264,17 @@ def test_lost_majority_is_replaced_only_with_the_word_of_the_admission_key():
         assert await hall.elected(*left) in new
 
     hold(test, present=NAMES[:20])
+
+
+def test_member_whose_memory_is_too_small_does_not_stand():
+    async def test(hall):
+        for name in FIRST[:4]:
+            hall.kill(name)
+            hall.start(name, size=1_000, memory=8_000 * 200 - 1)
+        assert await hall.elected() == FIRST[4]
+        assert hall.runners[FIRST[0]].bound == (200, 8_000 * 200, 4 / TIMING.beat)
+
+    hold(test, present=NAMES[:6])
 
 
 # Certificates
