@@ -14,6 +14,11 @@ In the last event, a share of the members withhold entries: they receive them, c
 With `--rounds`, the members learn: the random policy with three neighbours on a model of eleven values, so that nearly all
 of the processor time is that of messages. The program prints the processor time of a member and a round, introductions
 included, and fails if it is above 5 ms or more than 1.3 times that of the smallest federation.
+
+With `--committee 7` the program measures coordinators, with the links that a coordinated policy needs: until all members
+know one, 10 s with one, and its end without a word until all know the successor. It prints the frames of elections.
+
+    benchmarks/members.py 100 1000 --committee 7
 """
 
 from __future__ import annotations
@@ -30,11 +35,12 @@ from itertools import pairwise
 from math import log
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import networkx as nx
 
 from p2pfl._util.event_log import EventLogger
+from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes, VoteSigner
 from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peering_config import DialLimits, Guard, PeeringConfig, PeeringOptions
@@ -46,7 +52,7 @@ from p2pfl.protocols.transport import Link
 from p2pfl.protocols.transports.handshake import ENTRIES_LIMIT
 from p2pfl.protocols.transports.in_process import InProcessNetwork, MemoryTransport
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened
+from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened, Payload
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.clock import run
@@ -58,6 +64,7 @@ LEAVING = 0.3  # share of the members that leave and return
 WITHHOLDING = 0.5  # share of the members that pass no entries on
 SLACK = 1.5  # factor by which a cost per member may grow faster than log N
 MOST_MS, FLAT = 5.0, 1.3  # of a member and a round: processor time in ms, and its growth with the number of members
+KINDS = [kind.__name__ for kind in (*get_args(m.ElectionMessage), *get_args(m.CommitteeMessage))]
 QUIET = EventLogger(logging.getLogger("members"))
 
 
@@ -67,9 +74,18 @@ class _Latency:
 
 
 class _NoLearning:
-    """Receiver of a peer manager's events that learns nothing."""
+    """Receiver of a peer manager's events that learns nothing, and may take part in elections."""
 
-    def handle(self, peer: Peer, opened: Opened) -> None: ...
+    election: ElectionRunner | None = None
+
+    def handle(self, peer: Peer, opened: Opened) -> None:
+        message = opened.message
+        if self.election is None:
+            return
+        if isinstance(message, m.CommitteeMessage):
+            self.election.receive_of_committee(peer.name, message, bytes(opened.payload))
+        elif isinstance(message, m.ElectionMessage):
+            self.election.receive(peer.name, message)
 
     def may_return(self, peer: Peer) -> bool:
         return True
@@ -138,7 +154,7 @@ class BenchMember:
             config=SimpleNamespace(name=name, addresses=bed.addresses),
             folder=Path("nowhere"),
         )
-        neighbourhood = Neighbourhood(ready, ())
+        neighbourhood = Neighbourhood(ready, (), coordinated=bed.committee > 0)
         around = neighbourhood.members()
         guard = Guard(log, asyncio.get_running_loop().time)
         config = PeeringConfig(
@@ -153,12 +169,37 @@ class BenchMember:
             seed=bed.seed,
             options=PeeringOptions(access=guard, guard=guard, period=1.0, dialling=DialLimits(), log=QUIET),
         )
-        self.peering = PeerManager(config, _NoLearning())
+        events = _NoLearning()
+        self.peering = PeerManager(config, events)
+        if bed.committee:
+            events.election = self._take_part(own, neighbourhood, bed)
+        self.election = events.election
         self.peering.traffic = _CountedTraffic(bed.costs)
         if withholds:
             self.peering.gossip.spread = lambda urgent=False: None  # type: ignore[method-assign]
             self.peering.gossip.send = lambda peer, pause=0.0: None  # type: ignore[method-assign]
         self.sync = MembershipSync(ready, own.public, neighbourhood, self.peering, log=QUIET)
+
+    def _take_part(self, own: Identity, neighbourhood: Neighbourhood, bed: Bed) -> ElectionRunner:
+        """Return this member's part in elections."""
+        runner = ElectionRunner(
+            self.name,
+            neighbourhood.electorate(),
+            MemoryVotes(),
+            incarnation=self.start_number,
+            seed=bed.seed,
+            clock=asyncio.get_running_loop().time,
+            log=QUIET,
+            signer=VoteSigner(own, bed.file.id),
+        )
+
+        def send(name: str, message: m.Message, payload: bytes = b"") -> None:
+            peer = self.peering.peers.get(name)
+            if peer is not None and peer.introduced:
+                self.peering.tell(peer, message, Payload.of(payload))
+
+        runner.connect(send, lambda elected: None, lambda: [peer.name for peer in self.peering.introduced_peers()])
+        return runner
 
     @property
     def connected(self) -> bool:
@@ -171,10 +212,11 @@ class Bed:
     Args:
         count: number of names; each is a member once it has joined.
         degree: number of neighbours of each; None for all.
+        committee: members of a committee that elects a coordinator; 0 for none.
     """
 
-    def __init__(self, count: int, degree: int | None, seed: int = 0) -> None:
-        self.seed = seed
+    def __init__(self, count: int, degree: int | None, seed: int = 0, committee: int = 0) -> None:
+        self.seed, self.committee = seed, committee
         self.names = [f"n{k:05}" for k in range(count)]
         streams = RandomStreams(seed, "members")
         self.identities = {name: Identity.from_seed(streams.digest(k, "key")) for k, name in enumerate(self.names)}
@@ -184,7 +226,7 @@ class Bed:
             graph = nx.random_regular_graph(degree, count, seed=seed)
             self.edges = tuple((self.names[a], self.names[b]) for a, b in graph.edges)
         self.admission = Identity.from_seed(streams.digest(0, "admission"))
-        self.file = Federation.sign({"name": "bed", "rounds": 10}, self.admission)
+        self.file = Federation.sign({"name": "bed", "rounds": 10, "committee": committee}, self.admission)
         self.network = InProcessNetwork(_Latency(), {name: each.public for name, each in self.identities.items()})
         self.costs = Costs()
         self.members: dict[str, BenchMember] = {}
@@ -201,6 +243,8 @@ class Bed:
     async def start(self, member: BenchMember) -> None:
         self.members[member.name] = member
         await member.peering.start(self.tasks)
+        if member.election is not None:
+            member.peering.begin(member.election.run(), f"{member.name}: elections")
 
     def admit(self, name: str, key: bytes) -> Membership:
         """Admit a newcomer at the first member; return its log."""
@@ -229,6 +273,10 @@ class Bed:
         """Return whether the logs of members are as long as that of the first one."""
         newest = self.members[self.names[0]].log.membership_version
         return all(self.members[name].log.membership_version == newest for name in names)
+
+    def coordinators(self) -> set[str | None]:
+        """Return the coordinators that the members know."""
+        return {member.election and member.election.coordinator for member in self.members.values()}
 
     async def close(self) -> None:
         for member in self.members.values():
@@ -308,6 +356,51 @@ async def measure(count: int, degree: int | None, seed: int) -> list[dict[str, A
     return rows
 
 
+async def elect(count: int, committee: int, seed: int) -> list[dict[str, Any]]:
+    """Return a row for each event of a coordinator's life, in a federation of `count` members with a committee."""
+    bed = Bed(count, None, seed, committee)
+    rows: list[dict[str, Any]] = []
+
+    async def event(what: str, work: Callable[[], Awaitable[float]]) -> None:
+        frames, sizes, begun = bed.costs.frames.copy(), bed.costs.bytes.copy(), time.process_time()
+        seconds = await work()
+        taken, new = time.process_time() - begun, bed.costs.frames - frames
+        total = sum(new[kind] for kind in KINDS)
+        row = {"members": count, "event": what, "virtual_s": round(seconds, 2), "cpu_s": round(taken, 2), "frames": total}
+        rows.append(row | {"bytes": sum((bed.costs.bytes - sizes)[kind] for kind in KINDS)})
+        kinds = ", ".join(f"{new[kind]:,} {kind}" for kind in KINDS if new[kind])
+        print(
+            f"{count:6} {what:26} {total:7,} frames {seconds:6.2f} virtual s {taken:6.1f} s of a core; {kinds}", flush=True
+        )
+
+    def agreed(but: str | None = None) -> bool:
+        found = bed.coordinators()
+        return len(found) == 1 and not found & {None, but}
+
+    async def election() -> float:
+        await bed.found(bed.names)
+        return await until(agreed)
+
+    async def quiet() -> float:
+        await asyncio.sleep(10.0)
+        return 10.0
+
+    async def end() -> float:
+        (first,) = bed.coordinators()
+        assert first is not None
+        gone = bed.members.pop(first)
+        gone.peering.introduced_peers = list  # type: ignore[method-assign]  # it says goodbye to nobody
+        await gone.peering.close()
+        return await until(lambda: agreed(first))
+
+    async with bed.tasks:
+        await event("all know a coordinator", election)
+        await event("10 s with a coordinator", quiet)
+        await event("the coordinator's end", end)
+        await bed.close()
+    return rows
+
+
 async def withheld(count: int, degree: int | None, seed: int) -> float:
     """Return the virtual seconds until all members know a revocation that half of them pass on to nobody."""
     bed = Bed(count, degree, seed)
@@ -376,6 +469,7 @@ def main() -> None:
     parser.add_argument("members", type=int, nargs="+", help="sizes of the federation")
     parser.add_argument("--degree", type=int, help="neighbours of each member; all by default")
     parser.add_argument("--rounds", type=int, help="learn so many rounds instead")
+    parser.add_argument("--committee", type=int, metavar="K", help="measure coordinators that a committee of K elects")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
@@ -389,13 +483,16 @@ def main() -> None:
             sys.exit("\n".join(faults))
         return
     for count in given.members:
+        if given.committee:
+            rows += run(elect(count, given.committee, given.seed))
+            continue
         rows += run(measure(count, given.degree, given.seed))
         seconds = run(withheld(count, given.degree, given.seed))
         print(f"{count:6} a revocation that {WITHHOLDING:.0%} withhold reaches all others after {seconds:.2f} virtual s")
         rows[-1]["withheld_s"] = round(seconds, 2)
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
-    if given.degree is not None and (faults := grown(rows)):
+    if (given.degree or given.committee) and (faults := grown(rows)):
         sys.exit("\n".join(faults))
 
 

@@ -21,7 +21,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import tomli_w
@@ -205,7 +205,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     robust: Robust = CLIP_LOSS
     status_port: int = -1
     status_host: str = "127.0.0.1"
-    coordinator_memory: Annotated[int, msgspec.Meta(ge=0)] = 0
+    coordinator_memory: int = 0
     task: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": DEFAULT_TASK})
     policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": DEFAULT_POLICY})
     budget: Budget = Budget()
@@ -245,8 +245,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
                 split_address(address)
             except AddressError as error:
                 raise ConfigurationError(str(error), key) from error
-        if not -1 <= self.status_port < 65536:
-            raise must_be("status_port", "from 0 to 65535, or -1 for none", self.status_port)
+        self._check_numbers()
         if not self.status_host:
             raise ConfigurationError("status_host must be an address of this machine, such as 127.0.0.1", "status_host")
         if self.status_port < 0 and self.status_host != "127.0.0.1":
@@ -261,6 +260,12 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
                     BrokerAddress.parse(self.broker)
             except AddressError as error:
                 raise ConfigurationError(f"broker: {error}") from error
+
+    def _check_numbers(self) -> None:
+        if not -1 <= self.status_port < 65536:
+            raise must_be("status_port", "from 0 to 65535, or -1 for none", self.status_port)
+        if self.coordinator_memory < 0:
+            raise must_be("coordinator_memory", "0 (no limit) or more, in MiB", self.coordinator_memory)
 
     def task_options(self) -> dict[str, Any]:
         """Return the options of the task, with the node's own files and preference if it has them."""
