@@ -276,7 +276,7 @@ class Bed:
 
     def coordinators(self) -> set[str | None]:
         """Return the coordinators that the members know."""
-        return {member.election and member.election.coordinator for member in self.members.values()}
+        return {each.election.coordinator for each in self.members.values() if each.election is not None}
 
     async def close(self) -> None:
         for member in self.members.values():
