@@ -180,7 +180,7 @@ def _create(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import agreement, loading, membership_changes
     from p2pfl.node.federation.membership_changes import watch_checkpoints
     from p2pfl.node.folder import config
-    from p2pfl.policy import Coordinated
+    from p2pfl.policy import Coordinated, needs_only_mean
     from p2pfl.policy import check_topology as check_policy
     from p2pfl.privacy import check_private_policy
 
@@ -219,7 +219,7 @@ def _create(options: argparse.Namespace) -> int:
         task.check_private()
     tables = agreement.draft(options.name, own, task, edges, topology, demand=toml_tables.with_changes({}, demands))
     with name_source("command line"):
-        agreement.check_tables(own, tables, isinstance(policy, Coordinated))
+        agreement.check_tables(own, tables, isinstance(policy, Coordinated), needs_only_mean(policy))
     say_earlier = watch_checkpoints(options.folder, partial(print, file=sys.stderr))
     federation = membership_changes.create_federation(options.folder, tables, options.backup, passphrase)
     say_earlier()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -213,8 +213,8 @@ class Bound(NamedTuple):
     """What coordinating costs a node.
 
     Attributes:
-        members: number of members that submit, this node included.
-        bytes: bytes of models in memory: of each member what it has trained, and what it is assigned.
+        members: number of members that take part, this node included.
+        bytes: bytes of models in memory: of each member that submits to it what it has trained, and what it is assigned.
         beats: beats that the node sends in a second, and receives.
     """
 
@@ -251,6 +251,7 @@ class ElectionRunner:
         signer: signs votes; needed in a federation with a committee.
         size: P, the number of shared parameters.
         memory: bytes of models (see `bound`) with which this node stands for election at most.
+        group_size: members of a group whose mean another member computes; 0 without groups.
 
     Attributes:
         election: the election as this node follows it; None while the node takes no part.
@@ -272,6 +273,7 @@ class ElectionRunner:
         signer: VoteSigner | None = None,
         size: int = 0,
         memory: float = inf,
+        group_size: int = 0,
     ) -> None:
         self._me = me
         self._electorate = electorate
@@ -281,7 +283,7 @@ class ElectionRunner:
         self._log = log
         self.timing = timing
         self._signer = signer
-        self._size, self._memory = size, memory
+        self._size, self._memory, self._group_size = size, memory, group_size
         self._send: Callable[..., None]
         self._connected: Callable[[], Collection[str]] = tuple
         self._on_change: Callable[[Elected], None] = lambda elected: None
@@ -514,11 +516,18 @@ class ElectionRunner:
         self._look()
 
     @property
+    def electorate(self) -> Electorate:
+        return self._electorate
+
+    @property
     def bound(self) -> Bound:
         """What coordinating would cost this node now."""
-        members = self.voters
-        beats = (len(self._electorate.members) - 1) / self.timing.beat
-        return Bound(members, 2 * 4 * self._size * members, beats)
+        members, voting = self.voters, len(self._electorate.members)
+        held = members
+        if self._group_size:  # its own group, and the means of the others
+            groups = min(voting, ceil(members / self._group_size))
+            held = min(members, ceil(members / max(1, groups)) + groups)
+        return Bound(members, 2 * 4 * self._size * held, (voting - 1) / self.timing.beat)
 
     def may_lead(self) -> bool:
         """Return whether the members may elect this node."""
@@ -567,6 +576,10 @@ class ElectionRunner:
     def votes(self, name: str) -> bool:
         """Return whether a member takes part in coordinated rounds; an observer does not."""
         return name in self._participants
+
+    def is_voter(self, name: str) -> bool:
+        """Return whether a member votes: it is in the committee, if there is one."""
+        return name in self._electorate.members
 
     @property
     def voters(self) -> int:

@@ -36,6 +36,7 @@ from p2pfl.node.coordination.coordinator import (
     without_known_start,
 )
 from p2pfl.node.coordination.election_runner import ElectionRunner
+from p2pfl.node.coordination.groups import Groups, read_group, spread, without_repeated
 from p2pfl.node.coordination.secure_rounds import SecureRounds, SecureSums
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peers import Peer
@@ -60,6 +61,11 @@ class UnansweredSubmission(NamedTuple):
     coordinator: str
     term: Term
     answer: Future[Assignment | None]
+    summer: str = ""  # of the node's group, if it was sent there
+
+    @property
+    def recipient(self) -> str:
+        return self.summer or self.coordinator
 
 
 class CoordinationClient:
@@ -70,6 +76,7 @@ class CoordinationClient:
         size: P, the number of shared parameters.
         deadline: seconds to wait for an assignment, elections included.
         sums: this node's part in secure sums; None if it submits models.
+        groups: this node's part in groups; None without them.
 
     Attributes:
         expired: number of missed deadlines.
@@ -86,11 +93,13 @@ class CoordinationClient:
         deadline: float,
         check: CheckModel,
         sums: SecureRounds | None = None,
+        groups: Groups | None = None,
     ) -> None:
         self._peering = peering
         self._election = election
         self._coordinator = coordinator
         self._sums = sums
+        self._groups = groups
         self._size = size
         self._deadline = deadline
         self._check = check
@@ -145,26 +154,31 @@ class CoordinationClient:
         name, term = self._election.coordinator, self._election.term
         assert name is not None
         submission = without_known_start(submission, known, term)
+        summer = "" if self._groups is None else self._groups.summer(name)
         number, loop = next(self._peering.numbers), asyncio.get_running_loop()
-        pending = self.pending = UnansweredSubmission(number, submission.round, name, term, loop.create_future())
-        if name == self._peering.name:
+        pending = self.pending = UnansweredSubmission(number, submission.round, name, term, loop.create_future(), summer)
+        if self._groups is not None and summer == self._peering.name:
+            self._groups.coordinator.take(term, PendingSubmission(submission, partial(self._take_of_group, pending)))
+        elif name == self._peering.name:
             own = submission if self._sums is None else self._sums.own(submission, term)
             self._coordinator.take(term, PendingSubmission(own, partial(self._take_own, pending)))
         elif self._sums is not None:
             announcement = Payload.of(self._sums.announce(submission, term).encode())
             self._peering.tell(self._peering.peers[name], _part(pending, "announce"), announcement)
         else:
-            self._send(self._peering.peers[name], pending, submission)
+            self._send(self._peering.peers[pending.recipient], pending, submission)
         return pending
 
     async def _wait_for_answer(self, pending: UnansweredSubmission, seconds: float) -> bool:
         """Wait until a submission is answered. Return False if that will not happen, or may not happen."""
-        peering, name = self._peering, pending.coordinator
+        peering, name = self._peering, pending.recipient
         link = None if name == peering.name else peering.peers[name].link
 
         def over() -> bool:
-            there = self._election.coordinator == name and self._election.term == pending.term
+            there = self._election.coordinator == pending.coordinator and self._election.term == pending.term
             lost = name != peering.name and (name not in peering.peers or peering.peers[name].link is not link)
+            if self._groups is not None and pending.summer not in ("", peering.name):
+                lost = lost or not self._groups.reaches(name)  # the coordinator stands in for a summer
             return pending.answer.done() or not there or lost
 
         await peering.until(over, seconds)
@@ -193,6 +207,11 @@ class CoordinationClient:
         if self._election.leads(pending.term):
             self._resolve(pending, assignment)
 
+    def _take_of_group(self, pending: UnansweredSubmission, assignment: Assignment | None) -> None:
+        """Adopt what the coordinator has assigned to the group that this node sums."""
+        if self._election.obeys(pending.coordinator, pending.term):
+            self._resolve(pending, assignment)
+
     def _resolve(self, pending: UnansweredSubmission, assignment: Assignment | None) -> None:
         if not pending.answer.done():
             pending.answer.set_result(assignment)
@@ -204,6 +223,9 @@ class CoordinationClient:
         Raises:
             ProtocolError: the sender is not the coordinator, there was no submission to it, or its answer is malformed.
         """
+        read = partial(read_assignment, opened, self._size, self._check, self._election.votes)
+        if self._groups is not None and self._groups.take_answer(peer, message, read):
+            return
         pending = self._submission_of(peer, message, "an assignment")
         if pending is None:
             return
@@ -213,7 +235,7 @@ class CoordinationClient:
                 raise ProtocolError("wrong length", "a payload after an assignment without a model")
             return
         try:
-            assignment = read_assignment(opened, self._size, self._check, self._election.votes)
+            assignment = read()
         except ProtocolError:
             self._resolve(pending, None)
             raise
@@ -230,8 +252,8 @@ class CoordinationClient:
             raise ProtocolError("lower term", f"{what} of the ended term {term}")
         if pending is None or message.request != pending.number:
             return None
-        asked = (pending.coordinator, pending.term, pending.round) == (peer.name, term, message.round)
-        if not asked or not self._election.obeys(peer.name, term):
+        asked = (pending.recipient, pending.term, pending.round) == (peer.name, term, message.round)
+        if not asked or not self._election.obeys(pending.coordinator, term):
             raise ProtocolError("not asked for", f"{what} for round {message.round} of term {term}")
         return pending
 
@@ -338,6 +360,7 @@ class CoordinationServer:
         coordinator: collects the submissions of a round and runs its step.
         size: P, the number of shared parameters.
         sums: this node's part in secure sums; None if submissions have models.
+        groups: this node's part in groups; None without them.
     """
 
     def __init__(
@@ -349,11 +372,13 @@ class CoordinationServer:
         size: int,
         check: CheckModel,
         sums: SecureRounds | None = None,
+        groups: Groups | None = None,
     ) -> None:
         self._peering = peering
         self._election = election
         self._coordinator = coordinator
         self._sums = sums
+        self._groups = groups
         self._size = size
         self._check = check
 
@@ -380,15 +405,29 @@ class CoordinationServer:
             self._expect_term(message)
             sums.take(peer, message, opened.payload)
 
-    def _expect_term(self, message: m.Submit | m.SumAnswer) -> Term:
+    def _expect_term(self, message: m.Submit | m.SumAnswer | m.GroupMean) -> Term:
         term = Term(message.membership_version, message.term)
         if term < self._election.term:
             raise ProtocolError("lower term", f"a submission in the ended term {term}")
-        if not self._election.coordinates(term):
+        if not self._election.coordinates(term) and not self._sums_for(term, message):
             raise ProtocolError("not the coordinator", f"a submission in term {term}")
         return term
 
-    def _take(self, peer: Peer, opened: Opened, message: m.Submit | m.SumAnswer) -> None:
+    def _sums_for(self, term: Term, message: m.Submit | m.SumAnswer | m.GroupMean) -> bool:
+        """Return whether this node takes a model for the coordinator of a term, because it sums its group."""
+        return self._groups is not None and isinstance(message, m.Submit) and self._groups.sums(term)
+
+    def take_group_mean(self, peer: Peer, opened: Opened, message: m.GroupMean) -> None:
+        """Handle the mean of a group from its summer.
+
+        Raises:
+            ProtocolError: there are no groups, it is for another coordinator, or unusable for a step.
+        """
+        if self._groups is None or not self._election.is_voter(peer.name):
+            raise ProtocolError("not asked for", f"{peer.name} is not the summer of a group")
+        self._take(peer, opened, message)
+
+    def _take(self, peer: Peer, opened: Opened, message: m.Submit | m.SumAnswer | m.GroupMean) -> None:
         try:
             term = self._expect_term(message)
         except ProtocolError:
@@ -397,17 +436,23 @@ class CoordinationServer:
         if not self._election.votes(peer.name):  # the model of an observer counts for no node
             self._reply(peer, message, None)
             return
+        coordinator = self._coordinator
+        if self._groups is not None and self._sums_for(term, message):
+            coordinator = self._groups.coordinator
         try:
             submission: Submission
             if isinstance(message, m.SumAnswer):
                 submission = _expect_sums(self._sums).announced(peer, opened.payload, message)
+            elif isinstance(message, m.GroupMean):
+                submission = read_group(peer.name, opened, message, self._size, self._election.votes)
+                self._check(submission.params)
             else:
                 submission = self._read(peer, opened, message)
         except ProtocolError:
-            self._coordinator.refuse(term, peer.name)
+            coordinator.refuse(term, peer.name)
             self._reply(peer, message, None)
             raise
-        self._coordinator.take(term, PendingSubmission(submission, partial(self._reply, peer, message)))
+        coordinator.take(term, PendingSubmission(submission, partial(self._reply, peer, message)))
 
     def _read(self, peer: Peer, opened: Opened, message: m.Submit) -> Submission:
         samples = peer.public_info.get("n_samples")
@@ -415,10 +460,10 @@ class CoordinationServer:
             raise ProtocolError("differs", f"a submission of {message.n_samples} samples, but {samples} in the introduction")
         return read_submission(peer.name, opened, message, self._size, self._check)
 
-    def _reply(self, peer: Peer, submit: m.Submit | m.SumAnswer, assignment: Assignment | None) -> None:
+    def _reply(self, peer: Peer, submit: m.Submit | m.SumAnswer | m.GroupMean, assignment: Assignment | None) -> None:
         """Send an assignment, or, for None, the message that there will be none."""
         term = Term(submit.membership_version, submit.term)
-        if not self._election.leads(term):  # the participant submits again to the successor
+        if not self._election.leads(term) and not self._sums_for(term, submit):  # it submits again to the successor
             if not self._election.coordinates(term):
                 self._election.correct(peer.name, term)
             return
@@ -439,6 +484,7 @@ class MessageCoordinatorBackend:
         step: step of the node's policy.
         robust: protection against malicious members; see p2pfl.robust.registry.
         sums: makes the mean from masked models in place of the step; None without secure sums.
+        groups: this node's part in groups; None without them.
     """
 
     def __init__(
@@ -451,8 +497,10 @@ class MessageCoordinatorBackend:
         step: PolicyStep,
         robust: Robust,
         sums: SecureRounds | None = None,
+        groups: Groups | None = None,
     ) -> None:
         self._peering = peering
+        self._groups = groups
         self._election = election
         self._layout = layout
         self._newest = newest
@@ -466,6 +514,8 @@ class MessageCoordinatorBackend:
 
     def known_participants(self) -> AbstractSet[str]:
         peering = self._peering
+        if self._groups is not None:
+            return self._groups.expected()
         there = {
             peer.name
             for peer in peering.introduced_peers()
@@ -486,7 +536,8 @@ class MessageCoordinatorBackend:
         self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[StepResult], None]
     ) -> None:
         own, sums = self._peering.name, self._sums
-        run = partial(run_protected_step, self._step, submissions, state, self._layout, coordinator=own, robust=self._robust)
+        counted, refused = (list(submissions), {}) if self._groups is None else without_repeated(submissions)
+        run = partial(run_protected_step, self._step, counted, state, self._layout, coordinator=own, robust=self._robust)
 
         async def work() -> None:
             result: StepResult
@@ -494,6 +545,8 @@ class MessageCoordinatorBackend:
                 result = await asyncio.get_running_loop().run_in_executor(None, run)
             else:
                 result = await sums.run(submissions)
+            if self._groups is not None:
+                result = spread(result._replace(dropped={**result.dropped, **refused}), counted, submissions)
             if result.dropped:
                 self._peering.rejected["submission"] += len(result.dropped)
             then(result)
@@ -507,10 +560,12 @@ class Coordination(NamedTuple):
     Attributes:
         election: its part in the election of a coordinator.
         step: step of the policy, which runs while this node is the coordinator.
+        group_size: members of a group whose mean is submitted together; 0 without groups.
     """
 
     election: ElectionRunner
     step: PolicyStep
+    group_size: int = 0
 
 
 class CoordinationRoles(NamedTuple):
@@ -521,12 +576,27 @@ class CoordinationRoles(NamedTuple):
         server: accepts the submissions of others while this node is the coordinator.
         coordinator: collects the submissions of a round and runs its step.
         sums: its part in secure sums; None without them.
+        groups: its part in groups; None without them.
     """
 
     client: CoordinationClient
     server: CoordinationServer
     coordinator: Coordinator
     sums: SecureRounds | None = None
+    groups: Groups | None = None
+
+    def rewind(self, round: int) -> None:
+        """Reopen a round and the rounds after it for submissions."""
+        for coordinator in self._collecting():
+            coordinator.rewind(round)
+
+    def review(self) -> None:
+        """Close a round that is complete, after a change of the peers."""
+        for coordinator in self._collecting():
+            coordinator.review()
+
+    def _collecting(self) -> list[Coordinator]:
+        return [self.coordinator, *([] if self.groups is None else [self.groups.coordinator])]
 
 
 def make_coordination_roles(
@@ -538,19 +608,24 @@ def make_coordination_roles(
     newest: Callable[[], int],
     check: CheckModel,
     sums: SecureSums | None = None,
+    group_size: int = 0,
 ) -> CoordinationRoles:
     """Return a node's roles in coordinated rounds.
 
     Args:
         newest: returns the latest credible round, which enough of the other nodes have reached.
         sums: identity and secrets of its secure sums; None without them.
+        group_size: members of a group, about; 0 without groups (see p2pfl.node.coordination.groups).
     """
     election, deadline, size = coordination.election, settings.deadline, layout.size
     secure = None if sums is None else SecureRounds(peering, election, sums, size=size, deadline=deadline)
+    groups = Groups(peering, election, group_size, deadline, newest=newest) if group_size else None
     backend = MessageCoordinatorBackend(
-        peering, election, layout, newest=newest, step=coordination.step, robust=settings.robust, sums=secure
+        peering, election, layout, newest=newest, step=coordination.step, robust=settings.robust, sums=secure, groups=groups
     )
     coordinator = Coordinator(backend, deadline)
-    client = CoordinationClient(peering, election, coordinator, size=size, deadline=deadline, check=check, sums=secure)
-    server = CoordinationServer(peering, election, coordinator, size=size, check=check, sums=secure)
-    return CoordinationRoles(client, server, coordinator, secure)
+    client = CoordinationClient(
+        peering, election, coordinator, size=size, deadline=deadline, check=check, sums=secure, groups=groups
+    )
+    server = CoordinationServer(peering, election, coordinator, size=size, check=check, sums=secure, groups=groups)
+    return CoordinationRoles(client, server, coordinator, secure, groups)

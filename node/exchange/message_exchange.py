@@ -172,7 +172,14 @@ class MessageExchange:
             coordination.election.connect(partial(_send_in_election, self.peering), self._elected, self._connected)
             newest, check = participants.common_round, self.limit.check
             self.coordination = make_coordination_roles(
-                self.peering, coordination, encoder.layout, settings=settings, newest=newest, check=check, sums=sums
+                self.peering,
+                coordination,
+                encoder.layout,
+                settings=settings,
+                newest=newest,
+                check=check,
+                sums=sums,
+                group_size=coordination.group_size,
             )
 
     @property
@@ -265,7 +272,7 @@ class MessageExchange:
         if round <= finished:
             self.peering.signer.go_back()
             if self.coordination is not None:
-                self.coordination.coordinator.rewind(round)
+                self.coordination.rewind(round)
         return round
 
     async def publish(self, round: int, stage: Stage, params: Parameters, extras: Extras) -> None:
@@ -354,6 +361,8 @@ class MessageExchange:
         match message := opened.message:
             case m.Submit():
                 roles.server.take_submit(peer, opened, message)
+            case m.GroupMean():
+                roles.server.take_group_mean(peer, opened, message)
             case m.SumAnswer():
                 roles.server.take_sum_answer(peer, opened, message)
             case m.SumRequest():
@@ -375,7 +384,7 @@ class MessageExchange:
     def peers_changed(self) -> None:
         self.equivocation.spread()
         if self.coordination is not None:
-            self.coordination.coordinator.review()
+            self.coordination.review()
 
 
 def _send_in_election(

@@ -21,7 +21,7 @@ from p2pfl.parameters import Layout, Parameters
 from p2pfl.privacy import LEAST_DELTA, Privacy, check_private_settings
 from p2pfl.protocols.election import Timing
 from p2pfl.protocols.membership.committee import LEAST, MOST
-from p2pfl.robust.registry import describe_robust
+from p2pfl.robust.registry import NONE, describe_robust
 from p2pfl.task import Task
 from p2pfl.task_specs import check_shared
 from p2pfl.topologies.schedules import SCHEDULES, GraphSchedule
@@ -60,6 +60,9 @@ class Agreement(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields
             of 0 demands none. Members cannot check it of each other.
         committee: number of members that elect the coordinator, from 5 to 9 (see p2pfl.protocols.membership.committee); with
             0 all members elect it. It needs a coordinated policy.
+        group_size: about as many members submit to one member of the committee, which passes on their mean (see
+            p2pfl.node.coordination.groups); with 0 all submit to the coordinator. It needs a committee, a policy whose step
+            is the mean, `robust = "none"`, and no secure sums.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Agreement(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields
     greatest_epsilon: float = 0.0
     greatest_delta: float = 1e-5
     committee: int = 0
+    group_size: int = 0
 
     def check(self) -> None:
         super().check()
@@ -82,9 +86,12 @@ class Agreement(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields
             raise must_be("greatest_delta", f"{LEAST_DELTA:g} or more, the least delta of a budget", self.greatest_delta)
         if self.committee and not LEAST <= self.committee <= MOST:
             raise must_be("committee", f"0 (all members elect the coordinator), or from {LEAST} to {MOST}", self.committee)
+        if self.group_size and not LEAST_GROUP <= self.group_size <= MOST_GROUP:
+            raise must_be("group_size", f"0 (no groups), or from {LEAST_GROUP} to {MOST_GROUP:,} members", self.group_size)
 
 
-DEMAND = "greatest_epsilon", "greatest_delta", "committee"  # keys that `federation create --set` takes, and no node.toml
+# Keys of `federation create --set` that are in no node.toml.
+DEMAND = "greatest_epsilon", "greatest_delta", "committee", "group_size"
 Approve = Callable[[NodeConfig, Agreement], None]
 """Check that raises ConfigurationError if a node's owner does not approve a federation's settings."""
 
@@ -188,15 +195,17 @@ def check_agreement(own: NodeConfig, federation: Federation) -> Agreement:
     return agreement
 
 
-def check_tables(own: NodeConfig, tables: Mapping[str, Any], coordinated: bool = False) -> None:
+def check_tables(own: NodeConfig, tables: Mapping[str, Any], coordinated: bool = False, only_mean: bool = False) -> None:
     """Raise ConfigurationError if the agreement of a new federation is invalid, or its first member does not fit it.
 
     Args:
         coordinated: whether the policy has a coordinator.
+        only_mean: whether that needs no more than the mean of all models.
     """
     agreement = bind(tables, Agreement)
     agreement.check()
     check_committee(agreement, coordinated)
+    check_groups(agreement, only_mean)
     apply_agreement(own, agreement)
 
 
@@ -248,6 +257,38 @@ def check_spent(privacy: Privacy, spent: float, agreement: Agreement) -> None:
             f" {spent:.4g} at delta {privacy.delta:g} already; take part with a new node that has other data",
             "privacy",
         )
+
+
+LEAST_GROUP, MOST_GROUP = 2, 100_000  # members of a group
+
+
+def check_groups(agreement: Agreement, only_mean: bool) -> None:
+    """Raise ConfigurationError if a federation has groups, and their means are not all that its coordinator needs.
+
+    Args:
+        only_mean: see p2pfl.policy.needs_only_mean.
+    """
+    if not agreement.group_size:
+        return
+    what = ""
+    if not agreement.committee:
+        what = "a committee, such as --set committee=7: its members compute the means of the groups"
+    elif not only_mean:
+        what = "a policy whose step is the mean: coordinated-fedavg, coordinated-fedprox, ditto, apfl, per-fedavg or fedrep"
+    elif agreement.secure_sums:
+        what = "secure_sums = false: a member that computes the mean of a group sees its models"
+    elif agreement.robust != NONE:
+        what = f'robust = "none", because the coordinator sees no single models, got {describe_robust(agreement.robust)}'
+    if what:
+        raise ConfigurationError(f"group_size = {agreement.group_size} needs {what}", "group_size")
+
+
+def describe_groups(agreement: Agreement) -> dict[str, str]:
+    """Return the way of the step with groups as an agreed setting, as text; {} without groups."""
+    if not agreement.group_size:
+        return {}
+    words = f"the mean by samples, of means of groups of about {agreement.group_size} that members of the committee make"
+    return {"joint aggregation behaviour": words}
 
 
 def check_committee(agreement: Agreement, coordinated: bool) -> None:

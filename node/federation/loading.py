@@ -23,7 +23,7 @@ from p2pfl.node.folder import config
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.settings import check_coordinated, check_policy
 from p2pfl.policies import make_policy
-from p2pfl.policy import Coordinated, Policy, check_topology
+from p2pfl.policy import Coordinated, Policy, check_topology, needs_only_mean
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.task import Part, Task, make_task
 
@@ -94,6 +94,7 @@ def policy_of(setup: LoadedNode) -> Policy:
         if setup.agreement is not None:
             check_topology(policy, bool(setup.agreement.topology))
             agreement.check_committee(setup.agreement, isinstance(policy, Coordinated))
+            agreement.check_groups(setup.agreement, needs_only_mean(policy))
     return policy
 
 

@@ -304,6 +304,7 @@ class Assembly:
             signer=VoteSigner(self._identity, membership.federation),
             size=self._task.layout.shared.size,
             memory=config.coordinator_memory * 2**20 or inf,
+            group_size=self._group_size,
         )
         if self._coordinated and election.may_lead():
             self._say_bound(election.bound)
@@ -326,7 +327,13 @@ class Assembly:
             )
 
     def _coordination(self, election: ElectionRunner) -> Coordination | None:
-        return Coordination(election, self._policy.step) if isinstance(self._policy, Coordinated) else None
+        if not isinstance(self._policy, Coordinated):
+            return None
+        return Coordination(election, self._policy.step, self._group_size)
+
+    @property
+    def _group_size(self) -> int:
+        return 0 if self._ready.agreement is None else self._ready.agreement.group_size
 
     def _learning(self, incarnation: int) -> dict[str, Any]:
         """Return the arguments that every exchange of this node needs."""
@@ -384,6 +391,7 @@ def member_exchange(
             **agreement.describe("policy", config.policy),
             "rounds": str(agreed.rounds),  # without extensions, which a peer may learn of only from this node
             **agreement.describe_demand(agreed),
+            **agreement.describe_groups(agreed),
             **agreement.describe_committee(agreed, None if coordination is None else coordination.election.timing),
         },
         edges=agreed.edges,

@@ -257,6 +257,18 @@ class Submit(_Message, frozen=True, tag="submit"):
     start: bool
 
 
+class GroupMean(_Message, frozen=True, tag="group_mean"):
+    """Mean of the models of a group for the coordinator of a term, which answers with `Assigned`.
+
+    The payload is the mean, and the samples of each member by name (see p2pfl.node.coordination.groups).
+    """
+
+    request: UInt32
+    round: UInt32
+    membership_version: UInt32
+    term: UInt32
+
+
 class Assigned(_Message, frozen=True, tag="assigned"):
     """Answer of the coordinator of a term to `Submit`.
 
@@ -299,7 +311,8 @@ class SumAnswer(_Message, frozen=True, tag="sum_answer"):
 
 ElectionMessage = Vote | Voted | Leading | Following
 CommitteeMessage = SignedVote | TermCertificate | WhichTerm | TermOver
-Learning = Get | ModelUpdate | GetFragments | FragmentUpdate | Score | Scored | Submit | Assigned | SumRequest | SumAnswer
+Coordinating = Submit | Assigned | GroupMean | SumRequest | SumAnswer
+Learning = Get | ModelUpdate | GetFragments | FragmentUpdate | Score | Scored | Coordinating
 Presence = Hello | Welcome | NotAvailable | RoundReached | Ping | Pong | PingRequest | IndirectAck | Entries | Bye | Conflict
 Report = Receipts | Equivocation
 Message = Presence | Report | Learning | ElectionMessage | CommitteeMessage
@@ -310,10 +323,7 @@ WithPayload = (
     | FragmentUpdate
     | Score
     | Entries
-    | Submit
-    | Assigned
-    | SumRequest
-    | SumAnswer
+    | Coordinating
     | SignedVote
     | TermCertificate
     | Conflict
@@ -324,7 +334,7 @@ WithPayload = (
 # of a node. And they are those that decide a coordinated round or an election, so that its messages can be judged later.
 # Nobody shows the frames of other kinds to a third party: the link proves their author (see
 # p2pfl.protocols.wire.envelope). The headers within receipts, proofs and conflicts are those of signed frames.
-Signed = Hello | Welcome | ModelUpdate | FragmentUpdate | Submit | Assigned | SumRequest | SumAnswer | Vote | Voted
+Signed = Hello | Welcome | ModelUpdate | FragmentUpdate | Coordinating | Vote | Voted
 
 Scalar = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Finite | bool | Text
 

@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import Meta
 
 from p2pfl.protocols.errors import ProtocolError
-from p2pfl.protocols.wire.messages import Finite, Name
+from p2pfl.protocols.wire.messages import Finite, Name, UInt32
 
 T = TypeVar("T")
 EXTRAS_LIMIT = 1 << 20  # bytes of extras in one update
@@ -168,6 +168,7 @@ def unpack(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 _submission = msgspec.msgpack.Decoder(tuple[Arrays, Arrays])
+_group = msgspec.msgpack.Decoder(Annotated[list[tuple[Name, UInt32]], Meta(max_length=2**16)])
 _assignment = msgspec.msgpack.Decoder(tuple[_Weights, Arrays])
 
 
@@ -204,6 +205,30 @@ def encode_assignment(weights: Mapping[str, float], extras: _Arrays) -> bytes:
         ValueError: see p2pfl.protocols.wire.payload.encode_extras.
     """
     return check_size(msgspec.msgpack.encode(([(name, float(w)) for name, w in weights.items()], pack(extras))))
+
+
+def encode_group(samples: Mapping[str, int]) -> bytes:
+    """Return the data after the mean of a group: the number of samples of each member.
+
+    Raises:
+        ValueError: see p2pfl.protocols.wire.payload.encode_extras.
+    """
+    return check_size(msgspec.msgpack.encode(list(samples.items())))
+
+
+def decode_group(payload: bytes | memoryview, size: int) -> tuple[np.ndarray, dict[str, int]]:
+    """Read the payload of a group's mean without copying it: the mean, and the samples by name.
+
+    Raises:
+        ProtocolError: `wrong length`, `malformed`, or `not finite`.
+    """
+    params, rest = decode_model(payload, size)
+    pairs = decode_rest(rest, _group, "group")
+    samples = dict(pairs)
+    if len(samples) < len(pairs):
+        raise ProtocolError("malformed", "the same member twice in a group")
+    check_finite(params)
+    return params, samples
 
 
 def decode_submission(payload: bytes | memoryview, size: int, start: bool) -> Submitted:

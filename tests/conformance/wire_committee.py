@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import msgpack
 
+from tests.conformance.wire_coordination import models
+from tests.conformance.wire_models import floats, follows
 from tests.conformance.wire_types import B32, B64, U32, array_of, expect, map_of, read, signed, structure, text
 
 TERM = {"membership_version": U32, "term": U32}
 MESSAGES = {kind: structure(TERM) for kind in ("signed_vote", "term_certificate", "which_term", "term_over")}
+MESSAGES["group_mean"] = structure({"request": U32, "round": U32, **TERM})
 NAME = text(64, 1)
 CERTIFICATE = structure({"coordinator": NAME, "votes": map_of(NAME, B64, 9)})
 
@@ -77,4 +80,24 @@ def check_certificate(given):
 
 
 KEYS_OF_COMMITTEE = array_of(B32, 9)
-CHECKS = {"term certificate": check_certificate}
+
+
+def pair(value):
+    expect(type(value) is list and len(value) == 2, "malformed")
+    return NAME(value[0]), U32(value[1])
+
+
+SAMPLES = array_of(pair, 65536)
+
+
+def check_group(given):
+    """Read the mean of a group: the model, and the samples of its members."""
+    (params,), rest = models(given, 1, bytes.fromhex(given["bytes"]))
+    pairs = follows(rest, SAMPLES)
+    expect(len(dict(pairs)) == len(pairs), "malformed")
+    values = floats(params)
+    expect(pairs and set(dict(pairs)) <= set(given["voters"]), "malformed")
+    return {"params": values, "samples": dict(pairs), "n_samples": sum(dict(pairs).values())}
+
+
+CHECKS = {"term certificate": check_certificate, "group mean": check_group}

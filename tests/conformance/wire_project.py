@@ -18,7 +18,7 @@ from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.exchange.model_encoding import ModelEncoder, read_division, read_parts
 from p2pfl.node.federation import invitations, membership_file
 from p2pfl.node.federation import membership_file as admission_key
-from p2pfl.node.federation.agreement import describe, describe_committee, describe_demand, read, terms
+from p2pfl.node.federation.agreement import describe, describe_committee, describe_demand, describe_groups, read, terms
 from p2pfl.node.federation.invitations import InvitationService, TokenRedeemer
 from p2pfl.node.peering.control_messages import difference
 from p2pfl.node.peering.peering_config import Member, PeeringConfig
@@ -132,7 +132,7 @@ def check_agreed(given):
     timing = TIMING if given.get("coordinated") else None
     fragments = given.get("fragments", False)
     agreed = terms(layout, settings, agreement.model.initial, agreement.edges, timing, fragments=fragments)
-    agreed |= describe_demand(agreement) | describe_committee(agreement, timing)
+    agreed |= describe_demand(agreement) | describe_committee(agreement, timing) | describe_groups(agreement)
     return {"agreed": agreed | describe("task", agreement.task) | describe("policy", agreement.policy)}
 
 

@@ -146,6 +146,11 @@ def check_agreed(given):
             agreed["coordinator"] = COORDINATED["coordinator"].replace(
                 "majority of the members", f"committee of {committee}"
             )
+        if file.get("group_size"):
+            words = (
+                f"the mean by samples, of means of groups of about {file['group_size']} that members of the committee make"
+            )
+            agreed["joint aggregation behaviour"] = words
         if file.get("secure_sums"):
             agreed |= wire_sums.agreed(file.get("secure_threshold", 0))
     if given.get("fragments"):
@@ -746,6 +751,7 @@ WITH_PAYLOAD = (
     "sum_answer",
     "signed_vote",
     "term_certificate",
+    "group_mean",
 )
 SIGNED = (
     "hello",

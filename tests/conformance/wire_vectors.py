@@ -69,6 +69,7 @@ from tests.conformance.wire_vectors_committee import (
     certificate_vectors,
     committee_messages,
     committee_vectors_of_logs,
+    group_vectors,
 )
 from tests.conformance.wire_vectors_coordination import WRONG_MESSAGES, coordination_messages, coordination_vectors
 from tests.conformance.wire_vectors_models import (
@@ -1264,9 +1265,12 @@ def committee_vectors() -> Vectors:
         v.bad(name, "frame", "malformed", why, **base, frame=raw_frame(body).hex())
     committee_vectors_of_logs(v)
     certificate_vectors(v)
+    group_vectors(v)
     text = federation(committee=7).data.decode()
     given = {"text": text, "trained": 8, "tensors": TENSORS, "coordinated": True}
     v.good("a federation with a committee of seven", "agreed", **given)
+    text = federation(committee=7, group_size=100, robust="none").data.decode()
+    v.good("a federation with groups", "agreed", **given | {"text": text})
     return v
 
 

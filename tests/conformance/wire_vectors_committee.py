@@ -3,6 +3,7 @@
 from hashlib import sha256
 
 import msgspec
+import numpy as np
 
 from p2pfl.protocols import term_certificates
 from p2pfl.protocols.election import Term
@@ -11,9 +12,10 @@ from p2pfl.protocols.membership.log import CommitteeEntry, Membership, Signed, s
 from p2pfl.protocols.term_certificates import Certificate
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import EMPTY, Payload
-from tests.conformance.wire_making import ADMISSION, federation, flipped, pack
+from tests.conformance.wire_making import ADMISSION, SHAPES, exact, federation, flipped, pack
 
 MOST = 2**32 - 1
+MEAN = np.array(exact([1, -2.5, 0.1, 3e-5, -0.0, 100, 65504, 1e6]), "<f4").tobytes()
 NAMES = ("ada", "ben", "cleo", "dan", "eve", "finn", "gus", "hal")
 OWN = {name: Identity.from_seed(name.encode().ljust(32, b".")) for name in NAMES}
 FILE = federation(committee=5)
@@ -23,6 +25,7 @@ WRONG_COMMITTEE_MESSAGES = [
     ("a signed vote with a trial", "a field more", ["signed_vote", 3, 8, True]),
     ("a certificate without a term", "a field less", ["term_certificate", 3]),
     ("a question with a name", "no number", ["which_term", 3, "alice"]),
+    ("the mean of a group with samples", "they are in the payload", ["group_mean", 1, 4, 3, 8, 50]),
     ("a term that ended before it began", "-1", ["term_over", 3, -1]),
 ]
 
@@ -34,6 +37,7 @@ def committee_messages():
         (m.TermCertificate(3, 8), Payload.of(certificate("ada", NAMES[:3]).encode())),
         (m.WhichTerm(MOST, MOST), EMPTY),
         (m.TermOver(3, 0), EMPTY),
+        (m.GroupMean(1, 4, 3, 8), Payload.of(MEAN, pack([["ada", 50], ["ben", 20]]))),
     ]
 
 
@@ -120,3 +124,27 @@ def certificate_vectors(v):
     bad("no coordinator", "malformed", "an array of one", pack([{"ada": bytes(64)}]))
     bad("a field more", "malformed", "three", pack(["ada", {}, 1]))
     bad("trailing bytes", "malformed", "one byte more", three + b"\0")
+
+
+def group_vectors(v):
+    base = {"tensors": SHAPES, "voters": list(NAMES)}
+
+    def good(name, rest):
+        v.good(name, "group mean", **base, bytes=(MEAN + rest).hex())
+
+    def bad(name, cause, why, data):
+        v.bad(name, "group mean", cause, why, **base, bytes=data.hex())
+
+    good("two members", pack([["ada", 50], ["ben", 20]]))
+    good("one without samples", pack([["ada", 0]]))
+    bad("nobody", "malformed", "an empty array", MEAN + pack([]))
+    bad("a stranger", "malformed", "zoe takes no part", MEAN + pack([["ada", 50], ["zoe", 20]]))
+    bad("one twice", "malformed", "ada and ada", MEAN + pack([["ada", 50], ["ada", 20]]))
+    bad("a byte less", "wrong length", "31 bytes", MEAN[:-1])
+    bad("nothing after the mean", "wrong length", "the samples are needed", MEAN)
+    bad("a map", "wrong length", "no array", MEAN + pack({"ada": 50}))
+    bad("half a sample", "wrong length", "0.5", MEAN + pack([["ada", 0.5]]))
+    bad("33 bits", "wrong length", "2^32", MEAN + pack([["ada", 2**32]]))
+    bad("trailing bytes", "wrong length", "one byte more", MEAN + pack([["ada", 50]]) + b"\0")
+    wrong = np.array([np.nan] * 8, "<f4").tobytes()
+    bad("a mean that is not finite", "not finite", "NaN", wrong + pack([["ada", 50]]))

@@ -182,6 +182,9 @@ class Federation:
             name, self.electorate(), votes, incarnation=incarnation, seed=seed, clock=clock, log=log_to(self.said[name])
         )
 
+    def coordination(self, name, policy):
+        return Coordination(self.election(name), policy.step)
+
     def exchange(self, name, task=None, agreed=None):
         """Return the exchange of a node for its next start."""
         self.incarnations[name] += 1
@@ -203,7 +206,7 @@ class Federation:
             settings=self.settings,
             agreed=agreed or {},
             options=PeeringOptions(period=self.period, on_fault=self.on_fault),
-            coordination=Coordination(self.election(name), policy.step) if self.coordinated else None,
+            coordination=self.coordination(name, policy) if self.coordinated else None,
             scores=asks_scores(policy),
             fragments=fetches_fragments(policy),
         )

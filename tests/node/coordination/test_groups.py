@@ -1,0 +1,200 @@
+"""Members of the committee compute the means of groups for the coordinator."""
+
+import asyncio
+
+import msgspec
+import numpy as np
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.coordination.coordinator import StepResult
+from p2pfl.node.coordination.election_runner import TIMING, ElectionRunner, MemoryVotes
+from p2pfl.node.coordination.groups import (
+    GroupMean,
+    group_of,
+    group_payload,
+    mean_of_group,
+    read_group,
+    spread,
+    summers,
+    without_repeated,
+)
+from p2pfl.node.federation.agreement import Agreement, check_groups
+from p2pfl.node.settings import Settings
+from p2pfl.policies.coordinated import CoordinatedFedAvg, together
+from p2pfl.policies.ditto import Ditto
+from p2pfl.policy import Submission, needs_only_mean
+from p2pfl.protocols.election import Electorate
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import Opened
+from p2pfl.sim.simulation.clock import run
+from tests.node.coordination.test_committee import CommitteeFederation
+
+NAMES = "abcdefgh"
+FIVE = Electorate(5, frozenset("abcde"), tuple("abcde"), participants=frozenset(NAMES))
+
+
+def submissions(names=NAMES, size=50):
+    rng = np.random.default_rng(0)
+    return [Submission(name, 3, rng.normal(size=size).astype(np.float32), 10 * (k + 1)) for k, name in enumerate(names)]
+
+
+def test_mean_of_means_is_the_mean_of_all():
+    every = submissions()
+    means = [mean_of_group([s for s in every if s.sender in group], group[0]) for group in ("abe", "cg", "dfh")]
+    flat, result = together(every)["a"], spread(StepResult(together(means), {}, {}), means, means)
+    assert set(result.assignments) == set("acd")
+    one = result.assignments["c"]
+    np.testing.assert_allclose(
+        one.params, flat.params, rtol=0, atol=4 * np.finfo(np.float32).eps * np.abs(flat.params).max()
+    )
+    assert list(one.weights) == sorted(NAMES)
+    for name, weight in flat.weights.items():
+        assert one.weights[name] == pytest.approx(weight, rel=1e-12)
+    assert mean_of_group(every[::-1], "a").params.tobytes() == mean_of_group(every, "a").params.tobytes()
+
+
+def test_each_member_counts_once():
+    a, *_, h = every = submissions()
+    first, second = mean_of_group(every[:4], "b"), mean_of_group(every[3:6], "c")
+    kept, refused = without_repeated([a, second, h, first])
+    assert [each.sender for each in kept] == ["b", "h"]
+    assert list(refused) == ["c"]
+    result = spread(StepResult(together(kept), {}, dict(refused)), kept, [a, second, h, first])
+    assert set(result.assignments) == {"a", "b", "h"}
+    assert set(result.assignments["a"].weights) == set("abcdh")
+
+
+def test_groups_follow_from_names_and_committee():
+    assert summers(FIVE, "c", 100) == ("c",)
+    assert summers(FIVE, "c", 3) == ("c", "a", "b")
+    assert summers(FIVE, "c", 1) == ("c", "a", "b", "d", "e")  # not more than the committee has members
+    chosen = summers(FIVE, "c", 3)
+    assert [group_of(name, chosen) for name in "cab"] == ["c", "a", "b"]
+    many = [group_of(f"n{k}", chosen) for k in range(3_000)]
+    assert all(900 < many.count(name) < 1_100 for name in chosen)
+
+
+def test_bound_of_the_coordinator_shrinks_with_groups():
+    everyone = frozenset(f"n{k}" for k in range(700))
+    chosen = Electorate(7, frozenset(sorted(everyone)[:7]), ("n0",), participants=everyone)
+    runner = ElectionRunner("n0", chosen, MemoryVotes(), incarnation=1, seed=0, size=1_000, group_size=100)
+    assert runner.bound == (700, 8_000 * 107, 6 / TIMING.beat)
+
+
+@pytest.mark.parametrize(
+    ("changes", "policy", "words"),
+    [
+        ({"committee": 0}, CoordinatedFedAvg, "a committee, such as"),
+        ({}, Ditto, ""),
+        ({"secure_sums": True}, CoordinatedFedAvg, "secure_sums = false"),
+        ({"robust": "median"}, CoordinatedFedAvg, 'robust = "none"'),
+        ({"policy": {"name": "fedpref"}}, None, "a policy whose step is the mean"),
+    ],
+)
+def test_groups_need_a_committee_and_a_plain_mean(changes, policy, words):
+    tables = {"name": "test", "edges": "all", "task": {"name": "digits"}, "policy": {"name": "coordinated-fedavg"}}
+    tables |= {"model": {"layout": "", "values": 1, "initial": ""}, "committee": 7, "group_size": 100, "robust": "none"}
+    agreed = msgspec.convert(tables | changes, Agreement, strict=False)
+    only_mean = policy is not None and needs_only_mean(policy())
+    if not words:
+        check_groups(agreed, only_mean)
+        return
+    with pytest.raises(ConfigurationError, match=f"group_size = 100 needs {words}"):
+        check_groups(agreed, only_mean)
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"), [({}, "without members"), ({"a": 1, "z": 2}, "take no part"), ({"a": np.nan}, "invalid group")]
+)
+def test_invalid_mean_of_group_is_refused(samples, words):
+    mean = np.zeros(4, np.float32).tobytes()
+    opened = Opened("b", m.GroupMean(1, 3, 5, 1), memoryview(mean + msgspec.msgpack.encode(list(samples.items()))), 1)
+    with pytest.raises(ProtocolError, match=words):
+        read_group("b", opened, opened.message, 4, lambda name: name in NAMES)
+
+
+# Rounds
+
+
+class GroupedFederation(CommitteeFederation):
+    group_size = 2
+
+    def coordination(self, name, policy):
+        return super().coordination(name, policy)._replace(group_size=self.group_size)
+
+
+class FlatFederation(CommitteeFederation):
+    group_size = 0
+
+
+def play(kind, test, rounds=3):
+    async def main():
+        federation = kind(NAMES, Settings(rounds=rounds, deadline=20.0), policy=CoordinatedFedAvg, period=1.0)
+        async with asyncio.timeout(1000):
+            await test(federation)
+        return federation
+
+    return run(main())
+
+
+async def to_the_end(federation):
+    federation.start()
+    await federation.done()
+
+
+def test_rounds_with_groups_equal_rounds_without():
+    grouped, flat = play(GroupedFederation, to_the_end), play(FlatFederation, to_the_end)
+    for name in NAMES:
+        weights = grouped.watch[name].weights
+        assert all(set(each) == set(NAMES) for each in weights.values())
+        assert sorted(weights) == [1, 2, 3]
+        there, here = flat.nodes[name].me.params, grouped.nodes[name].me.params
+        np.testing.assert_allclose(here, there, rtol=1e-5, atol=1e-6)
+        assert not grouped.nodes[name].exchange.rejected
+    leader = grouped.nodes["h"].exchange.election.coordinator
+    received = grouped.nodes[leader].exchange.coordination
+    assert received.groups.summers()[0] == leader
+    assert len(received.groups.summers()) == 4
+
+
+@pytest.mark.parametrize("who", ["summer", "coordinator"])
+def test_others_go_on_together_after_loss_of_a_summer_or_the_coordinator(who):
+    async def test(federation):
+        federation.start()
+        await federation.round("h", 2)
+        groups = federation.nodes["h"].exchange.coordination.groups
+        federation.gone = groups.summers()[1 if who == "summer" else 0]
+        await federation.kill(federation.gone)
+        federation.cable.cut.add(federation.gone)
+        await federation.done(*(set(NAMES) - {federation.gone}))
+
+    federation = play(GroupedFederation, test, rounds=6)
+    left = set(NAMES) - {federation.gone}
+    for name in left:
+        assert set(federation.watch[name].weights[6]) == left
+
+
+def test_mean_of_group_of_a_member_outside_the_committee_is_refused():
+    async def test(federation):
+        federation.start()
+        await federation.round("h", 1)
+        here = federation.nodes["h"].exchange
+        leader, term = here.election.coordinator, here.election.term
+        mean = GroupMean("h", 2, federation.nodes["h"].me.params, 100, samples={"g": 100})
+        here.peering.send(here.peers[leader], m.GroupMean(99, 2, *term), group_payload(mean))
+        await federation.done()
+        federation.leader = leader
+
+    federation = play(GroupedFederation, test, rounds=3)
+    assert federation.nodes[federation.leader].exchange.rejected["not asked for"] == 1
+    assert set(federation.watch["g"].weights[3]) == set(NAMES)
+
+
+def test_payload_of_a_mean_is_read_as_it_was_made():
+    mean = mean_of_group(submissions(size=4), "b")
+    parts = b"".join(bytes(part) for part in group_payload(mean).parts)
+    opened = Opened("b", m.GroupMean(1, 3, 5, 1), memoryview(parts), 1)
+    again = read_group("b", opened, opened.message, 4, lambda name: name in NAMES)
+    assert (again.samples, again.n_samples, again.params.tolist()) == (mean.samples, 360, mean.params.tolist())
