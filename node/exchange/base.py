@@ -8,7 +8,7 @@ give equal results.
 from __future__ import annotations
 
 from asyncio import TaskGroup
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
@@ -184,6 +184,7 @@ class NeighbourRoles:
         askers: names of the members that may fetch from the node; None for all.
         observer: whether the node is an observer; its round then does not count for any node.
         sparse: whether the topology is incomplete; see p2pfl.node.exchange.rounds.
+        known: returns the number of members in the log, if the node has links with some of them only.
     """
 
     members: Mapping[str, Member]
@@ -191,6 +192,7 @@ class NeighbourRoles:
     askers: Collection[str] | None = None
     observer: bool = False
     sparse: bool = False
+    known: Callable[[], int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +203,7 @@ class ExchangeConfig:
         peering: configuration of the node's peering. A period of inf is for nodes in one process: the exchange then
             treats all nodes as honest and always waits for the full deadline of the settings.
         n_samples: number of the node's training samples.
-        askers, observer, sparse: see NeighbourRoles.
+        askers, observer, sparse, known: see NeighbourRoles.
         fragments: whether the policy fetches parts of models.
     """
 
@@ -211,6 +213,7 @@ class ExchangeConfig:
     askers: Collection[str] | None = None
     observer: bool = False
     sparse: bool = False
+    known: Callable[[], int] | None = None
     fragments: bool = False
 
     @property

@@ -145,7 +145,7 @@ class MessageExchange:
             outbox=self.outbox,
             deadline=settings.deadline,
         )
-        self.start_wait = StartWait(self.peering, lambda: pacer.leaving)
+        self.start_wait = StartWait(self.peering, lambda: pacer.leaving, config.known)
         self.requests = PeerRequests(self.peering, self.timeouts, self._probation)
         self._model_client = ModelClient(
             self.peering,
@@ -490,6 +490,7 @@ def message_exchange(
         askers=roles.askers,
         observer=roles.observer,
         sparse=roles.sparse,
+        known=roles.known,
         fragments=fragments,
     )
     loss = _loss(task, trainer) if scores else None

@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 import msgspec
@@ -408,7 +408,11 @@ class Waiting(NamedTuple):
 class StartWait:
     """Pause of a started node until the members are there with which it begins to learn.
 
+    A node that has links with some of the members only needs as many members in the log as the federation needs, and the
+    same share of its own peers, or one that has begun.
+
     Args:
+        known: returns the number of members in the log, if the node has links with some of them only.
         leaving: returns whether the node is about to stop and waits for no peer.
 
     Attributes:
@@ -417,7 +421,8 @@ class StartWait:
         on_change: called after every change of `waiting` and `over`.
     """
 
-    def __init__(self, peering: PeerManager, leaving: Callable[[], bool]) -> None:
+    def __init__(self, peering: PeerManager, leaving: Callable[[], bool], known: Callable[[], int] | None = None) -> None:
+        self._known = known
         self.waiting: Waiting | None = None
         self.over = False
         self.on_change: list[Callable[[], None]] = []
@@ -438,7 +443,7 @@ class StartWait:
         if extended:
             await peering.until(lambda: self._is_enough_again(members), inf)
         elif peering.round == 0:
-            await peering.until(lambda: self._is_enough(members, inf), inf)
+            await peering.until(lambda: self._is_share(members) or self._is_enough(members, inf), inf)
         await peering.until(lambda: self._is_enough(self._possible(), deadline), deadline)
         self._report(None, over=True)
 
@@ -453,10 +458,22 @@ class StartWait:
         await self._peering.until(lambda: self._is_enough_again(members), inf)
         self._report(None, over=True)
 
-    def _is_enough_again(self, members: int) -> bool:
+    def _is_share(self, needed: int) -> bool:
+        """Return whether as great a share of its peers is there as the needed members are of all that the log has.
+
+        It is False for a node that has links with all of them.
+        """
+        if self._known is None or (members := self._known()) < needed:
+            return False
+        share = (needed - 1) / max(1, members - 1)
+        return self._is_one_ahead() or len(self._peering.introduced_peers()) >= ceil(share * len(self._peering.peers))
+
+    def _is_one_ahead(self) -> bool:
         peering = self._peering
-        ahead = any(peer.round > peering.round and not peer.stopped for peer in peering.introduced_peers())
-        return ahead or self._is_enough(min(members, self._possible()), inf)
+        return any(peer.round > peering.round and not peer.stopped for peer in peering.introduced_peers())
+
+    def _is_enough_again(self, members: int) -> bool:
+        return self._is_one_ahead() or self._is_enough(min(members, self._possible()), inf)
 
     def _possible(self) -> int:
         """Return the number of members that can be connected: those with other settings than this node's cannot."""

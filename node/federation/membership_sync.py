@@ -116,12 +116,13 @@ class MembershipSync:
                 )
         for name, member in now.items():
             if name not in peering.peers:
-                self._log.info(
-                    f"{name} is a new member (membership version {membership_version})",
-                    kind="member-added",
-                    peer=name,
-                    membership_version=membership_version,
-                )
+                if member.key not in self._keys:  # otherwise a change of the committee has made it a neighbour
+                    self._log.info(
+                        f"{name} is a new member (membership version {membership_version})",
+                        kind="member-added",
+                        peer=name,
+                        membership_version=membership_version,
+                    )
                 peering.add(name, member, self._neighbourhood.may_learn_from(name))
         if self._election is not None:
             self._election.change(self._neighbourhood.electorate())
@@ -186,6 +187,16 @@ class Neighbourhood:
         ring = list(everyone)
         at = bisect_left(ring, self._name)
         return (leaders | {ring[at - 1], ring[(at + 1) % len(ring)]}) - {self._name}
+
+    @property
+    def outside_committee(self) -> bool:
+        """Whether this node has links with some members only, because a committee elects the coordinator."""
+        epochs = self._log.committees.epochs
+        return self._coordinated and bool(epochs) and all(self._name not in epoch.members for epoch in epochs)
+
+    def known(self) -> int:
+        """Return the number of members in the log."""
+        return len(self._log.members)
 
     def may_learn_from(self, name: str) -> bool:
         """Return whether this node may learn from a member's models; it may not for observers."""

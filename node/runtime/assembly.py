@@ -380,6 +380,7 @@ def member_exchange(
         askers=neighbourhood.askers() if coordination is not None else None,
         observer=config.name in membership.members and membership.members[config.name].role == "observer",
         sparse=agreed.edges != "all",
+        known=neighbourhood.known if neighbourhood.outside_committee else None,
     )
     return message_exchange(
         config.name,

@@ -3,11 +3,13 @@
 import asyncio
 from collections import Counter
 from math import inf
+from types import SimpleNamespace
 
 import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes, VoteSigner, committee_electorate
+from p2pfl.node.exchange.rounds import StartWait
 from p2pfl.node.federation import agreement, loading, membership_changes
 from p2pfl.node.federation.membership_sync import Neighbourhood
 from p2pfl.node.folder import config
@@ -531,3 +533,37 @@ def test_committee_needs_a_coordinated_policy_and_five_to_nine_members(tmp_path)
     with pytest.raises(ConfigurationError, match="from 5 to 9"):
         agreement.check_tables(own.config, tables | {"committee": 4}, coordinated=True)
     agreement.check_tables(own.config, tables, coordinated=True)
+
+
+def test_member_outside_the_committee_begins_with_its_share_of_the_needed_members():
+    class Peering:
+        round = 0
+
+        def __init__(self):
+            fields = {"introduced": False, "problem": "", "round": 0, "stopped": False}
+            self.peers = {name: SimpleNamespace(**fields) for name in NAMES[:7]}
+
+        def introduced_peers(self):
+            return [peer for peer in self.peers.values() if peer.introduced]
+
+        async def until(self, condition, seconds):
+            async with asyncio.timeout(None if seconds == inf else seconds):
+                while not condition():
+                    await asyncio.sleep(0.1)
+
+    known = [50]
+
+    async def main():
+        peering = Peering()
+        wait = StartWait(peering, lambda: False, lambda: known[0])
+        running = asyncio.create_task(wait.run(100, 5.0))
+        for peer in [*peering.peers.values()][:4]:
+            peer.introduced = True
+        await asyncio.sleep(10)
+        assert wait.waiting.needed == 100  # the log has half of the members that are needed
+        known[0] = 199
+        await asyncio.sleep(10)
+        assert wait.waiting.needed != 100  # 100 of 199 members are needed, and so 4 of 7 peers
+        running.cancel()
+
+    run(main())

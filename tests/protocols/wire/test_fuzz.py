@@ -342,7 +342,7 @@ class FrameFuzzer:
         used = len(pack_value([*fields, b""]))
         header = pack_value([*fields, bytes(max(0, HEADER_SIZE - used))])[:HEADER_SIZE]
         digest = envelope.Payload.of(content).digest
-        return header + BOB.sign(envelope.signed_content(header, digest)) + content
+        return header + BOB.sign(envelope.signed_content(header, digest, envelope.VERSION)) + content
 
     def run_one(self):
         frame = self.frame()
