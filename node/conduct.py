@@ -19,8 +19,12 @@ differ in a few, most witnesses are still the same, without any agreement on the
 - One hostile or absent witness hides nothing: any two of the three suffice, and so does one. m accomplices among n peers
   are all three witnesses of a sender in (m / n)^3 of the rounds. A sender that waits for such a round is not found in it.
 - Nobody chooses its rank: it is another one for each sender and round.
-- Both need a common peer besides the sender. In a sparse graph two neighbours of a member often have none, because links
-  are few: their headers then never meet, and the sender is found by other pairs, if there are any.
+- In an incomplete graph two neighbours of the sender often have no other common peer. If all members know the graph, the
+  witnesses are therefore neighbours of the sender, and receipts are carried to them over other members, by a shortest way
+  without the sender. The way has O(log n) links in a random graph of n members, which takes a moment and no round. So
+  that the cost stays that of a few frames, a node reports one sender of those that it has fetched. It draws it from the
+  models themselves: a sender that knew when it is not reported would choose these rounds. If the graph is not known, nodes
+  report to their own peers, and forks meet only where these have peers in common.
 - Cost: a fetched model makes three receipts of 320 bytes. They travel in one frame for each witness, at most eight in a
   frame. Where there are more, as with many parts of models, those are chosen by a hash too, so that both headers are among
   them. A witness verifies the signature of the first receipt of a model, and compares the others.
@@ -53,11 +57,14 @@ from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import (
     OVERHEAD,
+    VERSION,
     Opened,
     Payload,
     SignedModel,
     is_readable,
     make_proof,
+    make_route,
+    parse_carried,
     parse_header,
     parse_receipts,
     parse_signed_model,
@@ -72,6 +79,8 @@ REMEMBERED = 8  # models of each sender, and of this node, that are compared wit
 NEAR = 2  # reported models of rounds further from the own round are compared, but not kept
 REPORT_RATE, REPORT_BURST = 5.0, 20  # reports of one peer per second that are read
 WITNESSES = 3  # peers that compare the models of a sender and a round
+CARRY_RATE, CARRY_BURST = 20.0, 100  # reports of one peer per second that are passed on
+WAYS = 256  # ways that are remembered
 KEPT = 6  # signed models of one sender and source: three rounds of two stages
 KEPT_FRAGMENTS = 64  # the same of fragments
 Key = tuple[tuple[int, int], int, str, tuple[str, int, int] | None]
@@ -291,14 +300,91 @@ def reports(models: Sequence[tuple[str, SignedModel]], peers: Collection[str]) -
     }
 
 
+def carried_reports(
+    models: Sequence[tuple[str, SignedModel]], name: str, around: Callable[[str], Collection[str]]
+) -> dict[str, list[SignedModel]]:
+    """Return the models of one sender and round, drawn from those fetched, that each of its witnesses is to compare.
+
+    The witnesses are among the sender's neighbours. This node has compared the models already if it is one.
+
+    Args:
+        models: models with the names of their senders; at least one.
+        name: name of this node.
+    """
+    groups: dict[tuple[str, int], list[tuple[str, SignedModel]]] = {}
+    for sender, model in models:
+        groups.setdefault((sender, model.round), []).append((sender, model))
+    drawn = sha256(b"".join(sorted(model.content[0][:8] for _, model in models))).digest()
+    chosen = sorted(groups)[int.from_bytes(drawn[:8], "big") % len(groups)]
+    return {each: models for each, models in reports(groups[chosen], around(chosen[0])).items() if each != name}
+
+
+class Ways:
+    """Shortest ways between members over the links of a graph that all know.
+
+    Args:
+        around: returns the names of the members with which a member has links.
+    """
+
+    def __init__(self, around: Callable[[str], Collection[str]]) -> None:
+        self.around = around
+        self._found: dict[tuple[str, str, str], tuple[str, ...]] = {}
+
+    def find(self, start: str, end: str, without: str) -> tuple[str, ...]:
+        """Return the names on a shortest way, without its start, that avoids a member; empty if there is none.
+
+        The search begins at both ends, so it sees about the square root of the members of a random graph.
+        """
+        key = start, end, without
+        if key not in self._found:
+            if len(self._found) >= WAYS:  # also forgets ways of an earlier graph
+                self._found.clear()
+            self._found[key] = self._search(*key)
+        return self._found[key]
+
+    def _search(self, start: str, end: str, without: str) -> tuple[str, ...]:
+        before: tuple[dict[str, str], dict[str, str]] = {start: ""}, {end: ""}  # towards the start, and towards the end
+        fronts = [[start], [end]]
+        for _ in range(m.Carried.MOST):
+            side = int(len(fronts[1]) < len(fronts[0]))
+            seen, front = before[side], []
+            for name in fronts[side]:
+                for near in sorted(self.around(name)):
+                    if near == without or near in seen:
+                        continue
+                    seen[near] = name
+                    if near in before[1 - side]:
+                        return (*reversed(_trail(near, before[0])), near, *_trail(near, before[1]))[1:]
+                    front.append(near)
+            fronts[side] = front
+        return ()
+
+
+def _trail(name: str, before: Mapping[str, str]) -> list[str]:
+    """Return the names that come before one, the nearest first."""
+    found = []
+    while name := before[name]:
+        found.append(name)
+    return found
+
+
 class EquivocationWatch:
     """Comparison of signed models with those that peers have received.
 
     Attributes:
         conduct: penalties of the peers. If it is not enabled, this node sends no reports and ignores those of peers.
+
+    Args:
+        around: see p2pfl.node.exchange.base.NeighbourRoles.
     """
 
-    def __init__(self, config: PeeringConfig, peering: PeerManager, conduct: Conduct) -> None:
+    def __init__(
+        self,
+        config: PeeringConfig,
+        peering: PeerManager,
+        conduct: Conduct,
+        around: Callable[[str], Collection[str]] | None = None,
+    ) -> None:
         conduct.leave_out, conduct.accept_proof = peering.view.leave_out, self._restore
         self._access = config.options.access
         self._log = config.options.log
@@ -311,6 +397,9 @@ class EquivocationWatch:
         self._book = ReceiptBook()
         self._fresh: list[SignedModel] = []  # fetched since the last report
         self._rate = TokenBucket(REPORT_RATE, REPORT_BURST)
+        self._carry_rate = TokenBucket(CARRY_RATE, CARRY_BURST)
+        self._name = config.name
+        self._ways = None if around is None else Ways(around)
         self._sent: WeakKeyDictionary[Link, set[bytes]] = WeakKeyDictionary()  # keys of the proofs sent over a link
 
     # Models and reports
@@ -340,10 +429,51 @@ class EquivocationWatch:
             return
         peers = {peer.name: peer for peer in self._peering.introduced_peers()}
         fetched = [(sender.name, model) for model in models if (sender := self._peering.with_key(model.sender)) is not None]
+        if self._ways is not None:
+            self._carry(fetched, self._ways)
+            return
         for name, shown in reports(fetched, peers).items():
             known = [model.envelope for model in shown if _is_known_to(peers[name], model.envelope)]
             if known:
                 self._send(peers[name], m.Receipts(), b"".join(known))
+
+    def _carry(self, fetched: Sequence[tuple[str, SignedModel]], ways: Ways) -> None:
+        """Send the headers of one of the fetched senders towards neighbours of that sender."""
+        for witness, shown in carried_reports(fetched, self._name, ways.around).items():
+            sender = next(name for name, model in fetched if model is shown[0])
+            way = ways.find(self._name, witness, without=sender)
+            first = self._peering.peers.get(way[0]) if way else None
+            if first is None:
+                continue
+            receipts = b"".join(model.envelope for model in shown if _is_known_to(first, model.envelope))
+            if len(way) > 1:
+                self._pass_on(way, receipts)
+            elif receipts:
+                self._send(first, m.Receipts(), receipts)
+
+    def _pass_on(self, way: Sequence[str], receipts: bytes | memoryview) -> None:
+        """Send a report to the first member of a way. Do nothing if it is not connected, or knows version 6 only."""
+        peer = self._peering.peers.get(way[0])
+        if peer is not None and peer.link is not None and peer.link.version >= VERSION:
+            route = make_route(way[1:])
+            self._send(peer, m.Carried(len(route)), route, receipts)
+
+    def _take_carried(self, message: m.Carried, payload: memoryview) -> None:
+        """Pass on a report, or compare its models if this node is the witness.
+
+        Who carries a report has not signed its headers and does not verify them, which would cost more than all else. So a
+        false header is not held against the peer that has passed it on.
+
+        Raises:
+            ProtocolError: it is malformed. Nobody passes on such a report.
+        """
+        way, receipts = parse_carried(message, payload)
+        models = parse_receipts(receipts, self._federation)
+        if way:
+            self._pass_on(way, receipts)
+        for model in models:
+            with suppress(ProtocolError):
+                self._compare(model, keep=not way)  # on the way, this node may have fetched the other model
 
     def receive(self, peer: Peer, opened: Opened) -> None:
         """Handle a report or a proof of a peer.
@@ -353,15 +483,18 @@ class EquivocationWatch:
         """
         if isinstance(opened.message, m.Equivocation):
             self._accept(bytes(opened.payload))
+        elif isinstance(opened.message, m.Carried):
+            if self.conduct.enabled and self._carry_rate.take(peer.key, asyncio.get_running_loop().time()):
+                self._take_carried(opened.message, opened.payload)
         elif self.conduct.enabled and self._rate.take(peer.key, asyncio.get_running_loop().time()):
             for model in parse_receipts(opened.payload, self._federation):
                 self._compare(model)
 
-    def _compare(self, model: SignedModel) -> None:
+    def _compare(self, model: SignedModel, keep: bool = True) -> None:
         known = self._book.find(model)
         # A report of a distant round is not kept, because old headers would displace the recent ones in the book.
         near = self._asynchronous or abs(model.round - self._peering.round) <= NEAR
-        if model.sender == self._key or (known is None and not near) or not self._is_member(model.sender):
+        if model.sender == self._key or (known is None and not (near and keep)) or not self._is_member(model.sender):
             return
         if known is None:
             model.verify()
@@ -431,9 +564,9 @@ class EquivocationWatch:
         self._log.warning(f"a member has signed two models of round {one.round}", kind="equivocation", key=sender.hex())
         self.spread()
 
-    def _send(self, peer: Peer, message: m.Receipts | m.Equivocation, payload: bytes) -> None:
+    def _send(self, peer: Peer, message: m.Report, *payload: bytes | memoryview) -> None:
         try:
-            self._peering.send(peer, message, Payload.of(payload))
+            self._peering.send(peer, message, Payload.of(*payload))
         except TransportError:
             self._peering.rejected["link lost"] += 1
 

@@ -126,7 +126,7 @@ class MessageExchange:
         self.peering = PeerManager(config.peering, self)
         self.view, self.traffic, self.rejected = self.peering.view, self.peering.traffic, self.peering.rejected
         self.conduct = Conduct(settings.distrust, detects(settings))
-        self.equivocation = EquivocationWatch(config.peering, self.peering, self.conduct)
+        self.equivocation = EquivocationWatch(config.peering, self.peering, self.conduct, config.around)
         self.election: ElectionRunner | None = None if coordination is None else coordination.election
         self.timeouts = AdaptiveTimeout(settings.deadline, settings.adaptive)
         self.limit = NormLimit()
@@ -346,7 +346,7 @@ class MessageExchange:
                 self.losses.serve(peer, message, payload)
             case m.Scored():
                 self._loss_client.take(peer, message)
-            case m.Receipts() | m.Equivocation():
+            case m.Receipts() | m.Carried() | m.Equivocation():
                 self.equivocation.receive(peer, opened)
             case _ if self.election is None or self.coordination is None:
                 raise ProtocolError("election", "this node's policy has no coordinator")
@@ -491,6 +491,7 @@ def message_exchange(
         observer=roles.observer,
         sparse=roles.sparse,
         known=roles.known,
+        around=roles.around,
         fragments=fragments,
     )
     loss = _loss(task, trainer) if scores else None

@@ -151,6 +151,7 @@ class Neighbourhood:
         self._name = ready.config.name
         self._log = ready.membership
         self._edges = ready.agreement.edges
+        self._links: dict[str, set[str]] | None = None  # of each member, once they are needed
         self._configured = ready.config.addresses
         self._addresses = tuple(addresses)
         self._coordinated = coordinated
@@ -208,6 +209,17 @@ class Neighbourhood:
         if self._edges == "all":
             return None
         return neighbours(self._edges, self._name, {name for pair in self._edges for name in pair})
+
+    def around(self, name: str) -> set[str]:
+        """Return the members with which a member exchanges models, and so has links."""
+        if self._edges == "all":
+            return set(self._log.members) - {name}
+        if self._links is None:
+            self._links = {}
+            for one, other in self._edges:
+                self._links.setdefault(one, set()).add(other)
+                self._links.setdefault(other, set()).add(one)
+        return self._links.get(name, set()) & self._log.members.keys()
 
     def electorate(self) -> Electorate:
         """Return the members that vote for a coordinator."""

@@ -381,6 +381,7 @@ def member_exchange(
         observer=config.name in membership.members and membership.members[config.name].role == "observer",
         sparse=agreed.edges != "all",
         known=neighbourhood.known if neighbourhood.outside_committee else None,
+        around=neighbourhood.around if agreed.edges != "all" and coordination is None else None,
     )
     return message_exchange(
         config.name,

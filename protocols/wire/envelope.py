@@ -27,7 +27,7 @@ without a network. The same holds for the parts of a model, each of which has a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Annotated, NamedTuple, get_args
 
@@ -39,9 +39,11 @@ from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, Verifier, verify
 from p2pfl.protocols.transport import NO_SESSION
 from p2pfl.protocols.wire.messages import (
+    Carried,
     FragmentUpdate,
     Message,
     ModelUpdate,
+    Name,
     Receipts,
     Signed,
     Stage,
@@ -540,6 +542,26 @@ def parse_receipts(payload: bytes | memoryview, federation: bytes) -> list[Signe
     if rest or not 1 <= count <= Receipts.MOST:
         raise ProtocolError("wrong length", f"receipts of {len(payload)} bytes")
     return [parse_signed_model(payload[at : at + OVERHEAD], federation) for at in range(0, len(payload), OVERHEAD)]
+
+
+_route = msgspec.msgpack.Decoder(Annotated[list[Name], Meta(max_length=Carried.MOST)])
+
+
+def parse_carried(message: Carried, payload: bytes | memoryview) -> tuple[list[str], bytes | memoryview]:
+    """Return the names on the rest of the way of a report that others carry, and the payload of the report, not read yet.
+
+    Raises:
+        ProtocolError: the payload has no way, or one that is too long.
+    """
+    try:
+        return _route.decode(payload[: message.route]), payload[message.route :]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError("malformed", str(error)) from error
+
+
+def make_route(names: Sequence[str]) -> bytes:
+    """Return the bytes of a way over members."""
+    return msgspec.msgpack.encode(list(names))
 
 
 def make_proof(one: SignedModel, other: SignedModel) -> bytes:

@@ -174,6 +174,18 @@ class Receipts(_Message, frozen=True, tag="receipts"):
     MOST = 8
 
 
+class Carried(_Message, frozen=True, tag="carried"):
+    """Report for a member that is no peer of its author, which others carry: only in wire version 7.
+
+    The payload begins with the rest of the way, `route` bytes of msgpack: the names of those who carry it from the recipient
+    on, the last of them that of the witness; none at the witness. The rest is that of `Receipts`.
+    """
+
+    route: UInt32
+
+    MOST = 16  # names
+
+
 class Equivocation(_Message, frozen=True, tag="equivocation"):
     """Proof that a member has signed two different models of one round; see p2pfl.protocols.wire.envelope."""
 
@@ -314,7 +326,7 @@ CommitteeMessage = SignedVote | TermCertificate | WhichTerm | TermOver
 Coordinating = Submit | Assigned | GroupMean | SumRequest | SumAnswer
 Learning = Get | ModelUpdate | GetFragments | FragmentUpdate | Score | Scored | Coordinating
 Presence = Hello | Welcome | NotAvailable | RoundReached | Ping | Pong | PingRequest | IndirectAck | Entries | Bye | Conflict
-Report = Receipts | Equivocation
+Report = Receipts | Carried | Equivocation
 Message = Presence | Report | Learning | ElectionMessage | CommitteeMessage
 WithPayload = (
     Hello

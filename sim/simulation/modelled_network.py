@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from p2pfl.compression.sparse_updates import tag
-from p2pfl.node.conduct import Conduct, ReceiptBook, reports
+from p2pfl.node.conduct import Conduct, ReceiptBook, carried_reports, reports
 from p2pfl.node.exchange.base import disclosed_loss
 from p2pfl.node.exchange.model_encoding import ModelEncoder, Outbox
 from p2pfl.node.exchange.rounds import keeps_up
@@ -157,8 +157,9 @@ class ModelledReceipts:
     No message is sent: reports and proofs arrive at once and have no size.
     """
 
-    def __init__(self, peer: ModelledPeer) -> None:
+    def __init__(self, peer: ModelledPeer, sparse: bool) -> None:
         self._peer = peer
+        self._sparse = sparse
         self._book = ReceiptBook()
         self._fresh: list[SignedModel] = []
 
@@ -185,10 +186,16 @@ class ModelledReceipts:
         models, self._fresh = self._fresh, []
         if not models:
             return
-        around = {peer.name: peer.receipts for peer in self._peer.around() if peer.receipts is not None}
-        for name, shown in reports([(model.sender.decode(), model) for model in models], around).items():
-            for model in shown:
-                around[name].compare(model)
+        fetched = [(model.sender.decode(), model) for model in models]
+        if self._sparse:
+            everyone = self._peer.network.peers
+            shown = carried_reports(fetched, self._peer.name, lambda name: [each.name for each in everyone[name].around()])
+        else:
+            shown = reports(fetched, [peer.name for peer in self._peer.around()])
+        for name, found in shown.items():
+            if (receipts := self._peer.network.peers[name].receipts) is not None:
+                for model in found:
+                    receipts.compare(model)
 
     def compare(self, model: SignedModel) -> None:
         """Compare a model with the known one of the same round; keep it if there is none."""
@@ -252,7 +259,7 @@ class ModelledPeer:
         self.generation = 0
         self.conduct = Conduct(network.settings.distrust, config.detects)
         self.conduct.leave_out = self.view.leave_out
-        self.receipts = ModelledReceipts(self) if config.detects else None
+        self.receipts = ModelledReceipts(self, config.sparse) if config.detects else None
         self.outbox = Outbox(network.synchronous)
         self.traffic = Traffic()
         self.round: float = 0

@@ -49,7 +49,7 @@ from __future__ import annotations
 import asyncio
 import time
 from asyncio import Future, TaskGroup
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -325,6 +325,12 @@ class Simulation:
         scores = any(asks_scores(policy) for policy in policies.values())
         fragments = any(fetches_fragments(policy) for policy in policies.values())
 
+        numbers = {name: k for k, name in enumerate(names)}
+
+        def around(name: str) -> Collection[str]:
+            sources = plan.topology.neighbours[numbers[name]]
+            return {*sources, *plan.topology.requesters(numbers[name], sources)}
+
         def make(k: int) -> Exchange:
             name, sources, step = names[k], plan.topology.neighbours[k], self._step(policies[k])
             askers = plan.topology.requesters(k, sources)
@@ -335,6 +341,7 @@ class Simulation:
                 sources=sources,
                 askers=askers,
                 sparse=plan.sparse(k),
+                around=around if plan.sparse(k) and step is None else None,
             )
             return message_exchange(
                 name,

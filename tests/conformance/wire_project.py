@@ -50,7 +50,7 @@ from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.transports.tls import TlsTransport
 from p2pfl.protocols.transports.tls_link import TlsLink
 from p2pfl.protocols.wire import messages
-from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened, parse_receipts, read_proof
+from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened, parse_carried, parse_receipts, read_proof
 from p2pfl.protocols.wire.payload import decode_extras
 from tests.conformance import wire_project_committee, wire_project_coordination, wire_project_sums
 from tests.conformance.wire_keys import BY_KEY, KEYS, SEEDS
@@ -405,6 +405,11 @@ def check_equivocation(given):
 def check_receipts(given):
     models = parse_receipts(unhex(given["payload"]), unhex(given["federation"]))
     return {"rounds": [model.round for model in models]}
+
+
+def check_carried(given):
+    names, receipts = parse_carried(messages.Carried(given["route"]), unhex(given["payload"]))
+    return {"names": names} | check_receipts({"payload": receipts.hex(), "federation": given["federation"]})
 
 
 def check_frame(given):

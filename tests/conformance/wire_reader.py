@@ -730,6 +730,7 @@ MESSAGES = {
     "bye": structure({"round": U32, "leaving": boolean}),
     "conflict": structure({}),
     "receipts": structure({}),
+    "carried": structure({"route": U32}),
     "equivocation": structure({}),
     **wire_coordination.MESSAGES,
     **wire_committee.MESSAGES,
@@ -746,6 +747,7 @@ WITH_PAYLOAD = (
     "assigned",
     "conflict",
     "receipts",
+    "carried",
     "equivocation",
     "sum_request",
     "sum_answer",
@@ -892,6 +894,13 @@ def check_receipts(given):
     return {"rounds": [model["message"]["round"] for model in models]}
 
 
+def check_carried(given):
+    payload, route = bytes.fromhex(given["payload"]), given["route"]
+    names = read(payload[:route], array_of(text(64, 1), 16))
+    models = check_receipts({"payload": payload[route:].hex(), "federation": given["federation"]})
+    return {"names": names} | models
+
+
 def check_frame(given):
     verifier = FrameVerifier(given)
     for frame in given["before"]:
@@ -964,6 +973,7 @@ CHECKS = {
     "conflict": check_conflict,
     "equivocation": check_equivocation,
     "receipts": check_receipts,
+    "carried": check_carried,
     "frame": check_frame,
     "terms": check_terms,
     **wire_models.CHECKS,

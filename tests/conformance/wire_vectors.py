@@ -1178,6 +1178,27 @@ def envelope_7_vectors() -> Vectors:
     v.bad("a model of version 5", "equivocation", "version", "5", **both, proof=(signed() + other).hex())
     v.good("receipts of both versions", "receipts", **both, payload=(signed() + signed(b"1", 6)).hex())
     v.bad("a receipt of version 5", "receipts", "version", "5", **both, payload=other.hex())
+    for body, payload in [(["carried", 7], Payload.of(bytes(327))), (["carried", MOST], EMPTY)]:
+        good(f"carried {body[1]}", raw_frame(body, payload, version=b"\7", signature=bytes(64)))
+
+    def carried(names, receipts, more=0):
+        route = pack(names)
+        return {"federation": ID.hex(), "route": len(route) + more, "payload": (route + receipts).hex()}
+
+    v.good("a way of two", "carried", **carried(["bob", "carol"], signed()))
+    v.good("the end of a way", "carried", **carried([], signed() + signed(b"1", 6)))
+    v.good("the longest way", "carried", **carried(["n" * 64] * 16, signed() * 8))
+    for name, cause, why, given in [
+        ("a way of 17", "malformed", "at most 16", carried(["n"] * 17, signed())),
+        ("a name of 65 characters", "malformed", "at most 64", carried(["n" * 65], signed())),
+        ("a name without characters", "malformed", "at least 1", carried([""], signed())),
+        ("no way", "malformed", "no array", carried([], signed(), more=-1)),
+        ("a way that is longer", "malformed", "a byte of the receipt", carried(["bob"], signed(), more=1)),
+        ("no receipt on a way", "wrong length", "at least 1", carried(["bob"], b"")),
+        ("nine receipts on a way", "wrong length", "at most 8", carried(["bob"], signed() * 9)),
+        ("a receipt that is no model, on a way", "malformed", "a ping", carried(["bob"], frame()[:320])),
+    ]:
+        v.bad(name, "carried", cause, why, **given)
     node = {"key": ALICE.public.hex(), "incarnation": 2, "sessions": [SESSION.hex()]}
     v.good("a later start", "conflict", **both, **node, evidence=(frame(*hello, incarnation=3)[:320]).hex())
     v.good("the own start", "conflict", **both, **node, evidence=(frame(*hello)[:320]).hex())

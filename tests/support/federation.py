@@ -195,6 +195,7 @@ class Federation:
             NeighbourRoles(
                 members={other: Member(self.keys[other].public, (f"memory:{other}",)) for other in self.neighbours(name)},
                 sparse=self.edges is not None,
+                around=None if self.edges is None or self.coordinated else self.neighbours,
             ),
             identity=self.keys[name],
             transport=self.network.transport(name),

@@ -3,6 +3,7 @@
 from itertools import count
 from types import SimpleNamespace
 
+import networkx as nx
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -80,6 +81,35 @@ def test_distrusting_nodes_leave_the_equivocator_out():
         assert "e" not in federation.partners(name, 6)
         assert federation.nodes[name].exchange.view.left_out == {"e": "distrusted: equivocation"}
     assert not federation.partners("e", 6)
+
+
+@pytest.mark.slow
+def test_equivocator_in_sparse_graph_is_left_out():
+    """Twelve members with four neighbours each; receipts reach the witnesses over other members."""
+    names = tuple(f"n{k:02}" for k in range(12))
+    edges = [(names[a], names[b]) for a, b in nx.random_regular_graph(4, 12, seed=1).edges]
+    liar, carried = names[3], []
+
+    async def test(federation):
+        federation.start()
+        equivocate(federation.nodes[liar].exchange)
+        for name, node in federation.nodes.items():
+            receive = node.exchange.equivocation.receive
+
+            def received(peer, opened, name=name, receive=receive):
+                if isinstance(opened.message, m.Carried):
+                    carried.append(name)
+                receive(peer, opened)
+
+            node.exchange.equivocation.receive = received
+        await federation.done()
+
+    federation = play(test, names, settings(rounds=8, distrust=1), edges=edges, proven=True)
+    assert len(set(carried)) > 3
+    for name in federation.neighbours(liar):  # here the others have no membership log, so they do not know its key
+        assert list(federation.nodes[name].exchange.conduct.proofs) == [federation.keys[liar].public]
+        assert federation.nodes[name].exchange.view.left_out == {liar: "distrusted: equivocation"}
+    assert not any(node.exchange.rejected for node in federation.nodes.values())
 
 
 @pytest.mark.slow

@@ -1,13 +1,14 @@
 """Witnesses: peers to which receipts of a sender and a round go, and the rounds until they find an equivocator."""
 
 from functools import cache
+from itertools import pairwise
 from types import SimpleNamespace
 
 import networkx as nx
 import numpy as np
 import pytest
 
-from p2pfl.node.conduct import WITNESSES, Conduct, EquivocationWatch, reports, witnesses
+from p2pfl.node.conduct import CARRY_BURST, WITNESSES, Conduct, EquivocationWatch, Ways, reports, witnesses
 from p2pfl.node.peering.peering_config import PeeringOptions
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
@@ -19,6 +20,7 @@ from p2pfl.protocols.wire.envelope import (
     FrameVerifier,
     Opened,
     Payload,
+    make_route,
     parse_signed_model,
     read_proof,
 )
@@ -52,22 +54,24 @@ class Watcher:
             name=name, key=self.key, asynchronous=False, verifier=self.verifier, options=PeeringOptions(access=access)
         )
         self.with_key = {peer.key: peer for peer in self.peers.values()}.get
-        self.watch = EquivocationWatch(config, self, Conduct(enabled=True))
+        self.watch = EquivocationWatch(config, self, Conduct(enabled=True), world.around)
         self.sent = 0
 
     def introduced_peers(self):
         return list(self.peers.values())
 
     def send(self, peer, message, payload):
-        self.sent += isinstance(message, m.Receipts)
-        if isinstance(message, m.Receipts) and peer.name not in {MALLORY, *self.world.silent}:
+        reports = isinstance(message, m.Receipts | m.Carried)
+        self.sent += reports
+        self.world.frames += reports
+        if reports and peer.name not in {MALLORY, *self.world.silent}:
             other = self.world.watchers[peer.name]
             opened = Opened(self.name, message, memoryview(b"".join(payload.parts)), 1)
             other.watch.receive(other.peers[self.name], opened)
 
-    def fetch(self, envelope):
+    def fetch(self, envelope, sender=MALLORY):
         model = parse_signed_model(envelope, FEDERATION)
-        self.watch.take(Opened(MALLORY, None, memoryview(b""), 1, model))
+        self.watch.take(Opened(sender, None, memoryview(b""), 1, model))
 
 
 class Watchers(dict):
@@ -87,25 +91,35 @@ class World:
     Args:
         victims: names of those who get the second model.
         silent: names of hostile members, who compare nothing and pass nothing on.
+        known: whether all members know the graph.
     """
 
-    def __init__(self, graph, victims, silent=()):
+    def __init__(self, graph, victims, silent=(), known=False):
+        self.around = (lambda name: list(graph.neighbors(name))) if known else None
+        self.frames = 0
         self.silent, self.victims = frozenset(silent), frozenset(victims)
         self.watchers = Watchers(self, graph)
-        self.signer = FrameSigner(key_of(MALLORY), FEDERATION, bytes(16), 1)
 
-    def model(self, round, content):
+    def model(self, round, content, sender=MALLORY):
         update = m.ModelUpdate(1, round, "trained", 5, False, 0.0)
-        parts = self.signer.seal(update, bytes(32), Payload.of(content), version=VERSION)
+        signer = FrameSigner(key_of(sender), FEDERATION, bytes(16), 1)
+        parts = signer.seal(update, bytes(32), Payload.of(content), version=VERSION)
         return b"".join(map(bytes, parts))[:OVERHEAD]
 
-    def round_of_proof(self, fetchers, most=30):
-        """Return the first round in which an honest member has a proof; `fetchers` are drawn from mallory's neighbours."""
+    def round_of_proof(self, fetchers, most=30, others=lambda name, _: ()):
+        """Return the first round in which an honest member has a proof.
+
+        Args:
+            fetchers: returns who fetches mallory's model in a round.
+            others: returns whose models one of them fetches as well.
+        """
         for round in range(1, most + 1):
             both = self.model(round, b"1"), self.model(round, b"2")
             chosen = fetchers(round)
             for name in chosen:
                 self.watchers[name].round = round
+                for other in others(name, round):
+                    self.watchers[name].fetch(self.model(round, f"{other} {round}".encode(), other), other)
                 self.watchers[name].fetch(both[name in self.victims])
             for name in chosen:
                 if name not in self.silent:
@@ -163,6 +177,94 @@ def test_lone_victim_is_found_within_three_rounds_of_its_fetches(count):
         found.append(play(lambda world=world, fetchers=fetchers: world.round_of_proof(fetchers)))
     assert max(found) <= 3
     assert np.mean(found) <= 1.5
+
+
+@pytest.mark.parametrize("count", [12, 60, 300])
+@pytest.mark.parametrize("hostile", [0, 1])
+def test_forks_in_sparse_graph_are_found_in_rounds_independent_of_members(count, hostile):
+    """Each member has six neighbours, and fetches from three of them in each round. Mallory's six get two models in turn."""
+    found, frames = [], []
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        graph = nx.random_regular_graph(6, count, seed=seed)
+        graph = nx.relabel_nodes(graph, {k: f"n{k:03}" for k in range(1, count)} | {0: MALLORY})
+        near = sorted(graph.neighbors(MALLORY))
+        # A neighbour that compares and carries nothing, or one that others would need on their ways.
+        silent = [near[seed % 6] if seed % 2 else sorted(set(graph.neighbors(near[0])) - {MALLORY})[0]][:hostile]
+        world = World(graph, near[::2], silent, known=True)
+
+        def fetchers(_, rng=rng, near=near):
+            return [name for name in near if rng.random() < 0.5]
+
+        def others(name, _, rng=rng, graph=graph):
+            return rng.choice(sorted(set(graph.neighbors(name)) - {MALLORY}), 2, replace=False).tolist()
+
+        number = play(lambda world=world, fetchers=fetchers, others=others: world.round_of_proof(fetchers, 30, others))
+        found.append(number)
+        frames.append(world.frames / number)
+    assert max(found) <= 12
+    assert np.mean(found) <= 4
+    assert max(frames) <= 6 * WITNESSES * 6  # of at most six reporters, three reports each, over six links at most
+
+
+def test_way_avoids_the_sender_and_is_shortest():
+    for seed in range(5):
+        graph = nx.random_regular_graph(4, 40, seed=seed)
+        names = nx.relabel_nodes(graph, str)
+        ways = Ways(lambda name, names=names: list(names.neighbors(name)))
+        without = names.subgraph(set(names) - {"0"})
+        for end in map(str, range(2, 40)):
+            way = ways.find("1", end, without="0")
+            assert len(way) == nx.shortest_path_length(without, "1", end)
+            assert way[-1] == end
+            assert all(without.has_edge(*pair) for pair in pairwise(("1", *way)))
+    chain = {"a": ["b"], "b": ["a", "c"], "c": ["b"], "x": []}
+    assert Ways(chain.__getitem__).find("a", "c", without="b") == ()
+    assert Ways(chain.__getitem__).find("a", "x", without="y") == ()
+    long = Ways(lambda name: [str(int(name) - 1), str(int(name) + 1)])
+    assert len(long.find("0", str(m.Carried.MOST), without="-1")) == m.Carried.MOST
+    assert long.find("0", str(m.Carried.MOST + 1), without="-1") == ()
+
+
+def test_carried_report_is_bounded_and_blames_no_carrier():
+    graph = nx.relabel_nodes(nx.path_graph(4), dict(enumerate("abcd")))
+    world = World(graph, [], known=True)
+    receipt = world.model(1, b"1")
+
+    def carried(names, receipts=receipt):
+        route = make_route(names)
+        return m.Carried(len(route)), route + receipts
+
+    def test():
+        b = world.watchers["b"]
+
+        def take(message, payload):
+            b.watch.receive(b.peers["a"], Opened("a", message, memoryview(payload), 1))
+
+        take(*carried(["c", "d"]))
+        assert world.frames == 2  # b to c, c to d
+        take(*carried(["nobody", "d"]))
+        assert world.frames == 2
+        take(*carried(["c", "d"], receipt[:-1] + b"\0"))  # d ignores it, and c is not to blame
+        assert world.frames == 4
+        for bad, cause in {
+            carried(["c"] * (m.Carried.MOST + 1)): "malformed",
+            carried(["c"], b""): "wrong length",
+            carried(["c"], receipt * 9): "wrong length",
+            (m.Carried(3), b"\x91\xa1c"): "wrong length",
+            (m.Carried(4), b"\x91\xa1c" + receipt): "malformed",
+            (m.Carried(0), receipt): "malformed",
+            carried(["c"], bytes(OVERHEAD)): "malformed",
+        }.items():
+            with pytest.raises(ProtocolError) as refused:
+                take(*bad)
+            assert refused.value.cause == cause
+        assert world.frames == 4
+        for _ in range(200):
+            take(*carried(["c", "d"]))
+        assert world.frames <= 2 * CARRY_BURST
+
+    play(test)
 
 
 def test_ranks_depend_on_sender_and_round_and_hardly_on_other_peers():

@@ -40,6 +40,16 @@ def test_distrusting_nodes_leave_equivocators_out(network):
 
 
 @pytest.mark.slow
+def test_equivocator_in_sparse_graph_is_found():
+    topology = {"name": "k-regular", "degree": 4}
+    changes = {"nodes": 16, "rounds": 8, "policy": {"name": "random", "neighbours": 2}, "topology": topology, "distrust": 1}
+    nodes = simulate(attack={"name": "equivocation", "nodes": [2]}, **changes)
+    liar = sorted(nodes)[2]
+    for conduct in conducts(nodes, liar).values():
+        assert set(conduct.proofs) == {liar.encode()}
+
+
+@pytest.mark.slow
 def test_other_attack_convicts_nobody():
     nodes = simulate(attack={"name": "sign-flip", "nodes": [2]}, distrust=5)
     assert not any(conduct.proofs or conduct.left_out for conduct in conducts(nodes).values())
