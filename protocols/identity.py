@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -124,6 +125,9 @@ class Verifier:
 def verify(public: bytes, signature: bytes, data: bytes) -> bool:
     """Return whether a signature is valid; it never is for an invalid or weak key."""
     try:
-        return Verifier(public).valid(signature, data)
+        return _verifier(public).valid(signature, data)
     except IdentityError:
         return False
+
+
+_verifier = lru_cache(maxsize=4096)(Verifier)

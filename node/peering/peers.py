@@ -523,13 +523,17 @@ class Traffic:
 
     def count_message(self, way: Way, message: m.Message, size: int) -> None:
         """Count the frame of a message; `size` is the bytes of its whole envelope."""
+        kind = _KIND_OF.get(type(message))
+        if kind is None:
+            self.count(way, "control", size)
+            return
         holds_model = (
             isinstance(message, m.ModelUpdate | m.Submit)
             or (isinstance(message, m.Assigned) and message.given)
             or (isinstance(message, m.SumAnswer) and message.step == "shares")  # it is masked
         )
         early = isinstance(message, m.Get | m.ModelUpdate | m.GetFragments | m.FragmentUpdate) and not message.round
-        self.count(way, _KIND_OF.get(type(message), "control"), size, models=int(holds_model), preparation=early)
+        self.count(way, kind, size, models=int(holds_model), preparation=early)
 
     @property
     def sent_in_rounds(self) -> int:

@@ -354,7 +354,7 @@ class FrameVerifier:
             self._newest[header.sender] = bytes(view[:OVERHEAD])
             if isinstance(header.body, ModelUpdate | FragmentUpdate):
                 self.note_model(header.sender, view[:OVERHEAD])
-        model = signed_model(header, view[:OVERHEAD])
+        model = signed_model(header, view[:OVERHEAD]) if signed else None
         return Opened(self._names[header.sender], header.body, payload, header.incarnation, model)
 
     def _expect_signature(self, header: Header, frame: memoryview, signed: bool, version: int, key: bytes | None) -> None:
