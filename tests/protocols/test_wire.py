@@ -71,6 +71,7 @@ EVERY_MESSAGE = [
     m.WhichTerm(BIG, BIG),
     m.TermOver(BIG, BIG),
     m.Submit(BIG, BIG, BIG, BIG, BIG, True),
+    m.GroupMean(BIG, BIG, BIG, BIG),
     m.Assigned(BIG, BIG, BIG, BIG, True),
     m.SumRequest(BIG, BIG, BIG, BIG, "survivors"),
     m.SumAnswer(BIG, BIG, BIG, BIG, "survivors"),
@@ -515,7 +516,7 @@ def test_mutated_frames_raise_only_documented_error(data):
 # Version 7, in which only some kinds are signed
 
 SIGNED = {"Hello", "Welcome", "ModelUpdate", "FragmentUpdate", "Submit", "Assigned", "SumRequest", "SumAnswer"}
-SIGNED |= {"Vote", "Voted"}
+SIGNED |= {"GroupMean", "Vote", "Voted"}
 
 
 def sealed(pair, message, payload=EMPTY, version=VERSION):
