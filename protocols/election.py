@@ -376,9 +376,9 @@ class Election(Voter):
         total, needed = len(self.electorate.members), self.electorate.majority
         if self.coordinator(now) is not None:
             return ""
-        if self.follows_only:
-            return "no coordinator: no certificate of the committee's present term is known"
-        if self.me not in self.electorate.members:
+        if self.follows_only and now >= self._promised_until:  # after the first answers have had time
+            return "no coordinator: no member of the committee has shown the certificate of a present term"
+        if self.me not in self.electorate.members and not self.follows_only:
             return "no coordinator: this node has no vote"
         if not self.electorate.eligible:
             return "no coordinator: no member can be elected"

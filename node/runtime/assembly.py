@@ -313,8 +313,8 @@ class Assembly:
     def _say_bound(self, bound: Bound) -> None:
         """Log what coordinating would cost, before the first round; warn if the machine has less memory free."""
         self._log.info(
-            f"as the coordinator this node would hold two models of each of {bound.members:,} members,"
-            f" {amount(bound.bytes)}, and send and receive {bound.beats:.3g} beats a second",
+            f"as the coordinator of {bound.members:,} members this node would hold up to {amount(bound.bytes)} of models,"
+            f" and send and receive {bound.beats:.3g} beats a second",
             kind="coordinator-bound",
             bytes=bound.bytes,
         )

@@ -52,6 +52,7 @@ from p2pfl.protocols.membership.log import Membership, Signed
 from p2pfl.protocols.mqtt import link, reliable_stream, transport
 from p2pfl.protocols.mqtt.packets import Sealing
 from p2pfl.protocols.mqtt.reliable_stream import ReliableStream
+from p2pfl.protocols.term_certificates import Certificate
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import Credentials, key_of, make_certificate
 from p2pfl.protocols.transports.in_process import InProcessNetwork
@@ -114,6 +115,11 @@ MESSAGES = [
     (m.Voted(3, 1, False, True), envelope.EMPTY),
     (m.Leading(3, 1, 1), envelope.EMPTY),
     (m.Following(3, 1, 1), envelope.EMPTY),
+    (m.SignedVote(3, 1), Payload.of(bytes(64))),
+    (m.TermCertificate(3, 1), Payload.of(Certificate("bob", {"bob": bytes(64)}).encode())),
+    (m.WhichTerm(3, 1), envelope.EMPTY),
+    (m.TermOver(3, 1), envelope.EMPTY),
+    (m.GroupMean(1, 1, 3, 1), SUBMISSION),
     (m.Submit(1, 1, 3, 1, 50, True), SUBMISSION),
     (m.Assigned(1, 1, 3, 1, True), ASSIGNMENT),
     (m.SumRequest(1, 1, 3, 1, "roster"), ASSIGNMENT),
