@@ -761,6 +761,7 @@ SIGNED = (
     "model_update",
     "fragment_update",
     "submit",
+    "group_mean",
     "assigned",
     "sum_request",
     "sum_answer",

@@ -1138,6 +1138,13 @@ def envelope_7_vectors() -> Vectors:
     ]:
         zeros = {"signature": bytes(64)} if body[0] == "get_fragments" else {}
         good(f"a {body[0]}", raw_frame(body, payload, version=b"\7", label=b"p2pfl envelope 7\0", **zeros))
+    for body, payload, zeros in [
+        (["group_mean", 1, 4, 3, 8], Payload.of(bytes(32)), {}),
+        (["signed_vote", 3, 8], Payload.of(bytes(64)), {"signature": bytes(64)}),
+        (["which_term", 3, 8], EMPTY, {"signature": bytes(64)}),
+    ]:
+        label = {"label": b"p2pfl envelope 7\0"}
+        good(f"a {body[0]}", raw_frame(body, payload, version=b"\7", **label, **zeros))
     good("longer formats", raw_frame(["pong", 1, 2], version=b"\xcc\7", signature=bytes(64)))
     good("a signed frame after an unsigned one", frame(*hello, number=2), before=[frame().hex()])
     bad("a frame of version 6", "version", "the link has 7", frame(version=6))
