@@ -1,6 +1,7 @@
 """A committee elects the coordinator of many members: real runners with real signatures on virtual time."""
 
 import asyncio
+import json
 from collections import Counter
 from math import inf
 from types import SimpleNamespace
@@ -8,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.cli.main import main
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes, VoteSigner, committee_electorate
 from p2pfl.node.exchange.rounds import StartWait
-from p2pfl.node.federation import agreement, loading, membership_changes
+from p2pfl.node.federation import agreement, loading
 from p2pfl.node.federation.membership_sync import Neighbourhood
 from p2pfl.node.folder import config
 from p2pfl.node.settings import Settings
@@ -503,7 +505,7 @@ def test_members_outside_the_committee_take_part_in_rounds_and_follow_a_successo
 # Links and commands
 
 
-def test_links_of_members(tmp_path):
+def test_links_of_members_and_commands(tmp_path, capsys):
     names = [f"n{k}" for k in range(9)]
     for name in names:
         config.create(tmp_path / name, name, task="concept-shift", policy="coordinated-fedavg")
@@ -517,11 +519,16 @@ def test_links_of_members(tmp_path):
     assert around("n8") == {*names[:5], "n7"}
     ready = loading.load(tmp_path / "n0")
     assert ready.agreement.committee == 5
-    assert membership_changes.appoint(tmp_path / "n0", ()) == tuple(names[:5])
-    membership_changes.appoint(tmp_path / "n0", names[1:6])
+    command = ["federation", "committee", str(tmp_path / "n0"), "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out) == {"committee": names[:5]}
+    assert main([*command, "--members", *names[1:6]]) == 0
+    assert json.loads(capsys.readouterr().out) == {"committee": names[1:6]}
     assert around("n0") == set(names) - {"n0"}  # a member of the former committee is asked for its vote, too
-    with pytest.raises(ConfigurationError, match="a committee of 2, where 5 are needed"):
-        membership_changes.appoint(tmp_path / "n0", names[:2])
+    assert main([*command, "--members", *names[:2]]) == 2
+    assert "a committee of 2, where 5 are needed" in capsys.readouterr().err
+    assert main([*command, "--lost"]) == 2
+    assert "--lost needs --members" in capsys.readouterr().err
 
 
 def test_committee_needs_a_coordinated_policy_and_five_to_nine_members(tmp_path):
