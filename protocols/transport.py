@@ -24,7 +24,7 @@ class Link(Protocol):
     Attributes:
         remote: description of the other side for messages to people, not an identity.
         key: the proven public key of the other side; None within one process, because keys are not proven there.
-        session: 16 bytes, different for every link and equal at both ends. Signed messages contain it, so that a
+        session: 16 bytes, different for every link and equal at both ends. All messages contain it, so that a
             message from one link is refused on every other.
         version: wire version of the frames in both directions, on which both ends have agreed: the greatest that both know
             (see p2pfl.protocols.wire.envelope). A link without a proven key has version 6.

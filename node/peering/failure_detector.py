@@ -5,7 +5,7 @@ three differences:
 
 - A peer that has sent something recently is not probed, because the traffic of learning is proof of life. An idle
   federation exchanges one ping per period and node, however many nodes it has.
-- Any authentic message refutes a suspicion, without incarnation numbers, because all messages are signed.
+- Any authentic message refutes a suspicion, without incarnation numbers, because the link proves the sender of each.
 - Death is this node's own opinion. It decides for which peers the node waits, never which nodes are members. It ends
   with the next message of the peer.
 
