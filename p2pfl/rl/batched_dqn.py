@@ -28,16 +28,15 @@ class BatchedDqn:
     The transitions of all nodes become rows of one array; each learner's buffer is a view of its row.
 
     Raises:
-        ConfigurationError: the learners' environments or settings differ, or are not those of a DQN.
+        ConfigurationError: the learners' environments, settings or `targets` differ, or are not those of a DQN.
     """
 
     def __init__(self, learners: Sequence[MorlLearner]) -> None:
         first = learners[0].task
         if not isinstance(first.settings, DQN):
             raise ConfigurationError("only DQN can be stacked")
-        if any(
-            (each.task.environment.id, each.task.settings) != (first.environment.id, first.settings) for each in learners
-        ):
+        kind = first.environment.id, first.settings, first.targets
+        if any((each.task.environment.id, each.task.settings, each.task.targets) != kind for each in learners):
             raise ConfigurationError("nodes cannot be stacked: their environments or settings differ")
         self._learners = learners
         self._settings = first.settings
@@ -108,10 +107,8 @@ class _Training:
         if proximal := [query.proximal for query in queries if query.proximal is not None]:  # of all, or of none
             mu = torch.tensor([mu for mu, _ in proximal], device=device)
             self._anchors = mu, _unstack(layout, [anchor for _, anchor in proximal], device)
-        started = first.counters[0] > 0
-        self.target = (
-            _unstack(layout, [learner.target() for learner in learners], device) if started else _copies(self.online)
-        )
+        kept = first.task.targets == "kept" and first.counters[0] > 0
+        self.target = _unstack(layout, [each.target() for each in learners], device) if kept else _copies(self.online)
         self._optimizer = torch.optim.Adam(self.online, lr=settings.learning_rate, fused=device.type == "cpu")
         self._load_moments()
         seeds = [

@@ -78,7 +78,8 @@ class MorlLearner(JudgedByReturns):
         algorithm, steps = self._algorithm, query.epochs * self.task.steps
         with own_randomness(), self._add_proximal_term(query.proximal):
             self._load(query.params)
-            if not algorithm.num_timesteps:  # stable-baselines3 made the target network from its own initial values
+            # Before the first training, a kept target is the one that stable-baselines3 made from its own initial values.
+            if self.task.targets == "received" or not algorithm.num_timesteps:
                 target_networks(algorithm).load_state_dict(online_networks(algorithm).state_dict())
             env = algorithm.get_env()
             assert env is not None

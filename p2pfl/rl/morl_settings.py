@@ -1,11 +1,29 @@
-"""Settings of learning in mo-gymnasium's environments: environment, algorithm, preference."""
+"""Settings of learning in mo-gymnasium's environments: environment, algorithm, preference.
+
+Where each parameter of FedPref's experiments (Hartmann et al. 2024) comes from:
+
+- Learning rate, buffer, batch, gamma, frequency of training, gradient steps, exploration, layers: tables 11 and 12.
+- All others of DQN and DDPG (Adam, Huber loss, `max_grad_norm`, `tau`): the defaults of stable-baselines3, as appendix
+  A.0.2 states.
+- Steps of a round (`steps` times the policy's `epochs`): table 10.
+- Rounds: the captions of figures 4.11, A.4, A.6, A.8 and A.10 of Hartmann's dissertation.
+- Reference point of the hypervolume on deep-sea treasure, (-1, -101): computed. With (0, -100) the whole front has less
+  than table 3 prints.
+- Evaluation by one greedy episode of the last model: computed. The rows of table 3 whose nodes share a model are sums of
+  such episodes.
+- Target networks at the start of a round: not stated. "received" gives the printed order (see `MorlProblem`).
+- Moments of Adam and transitions: not stated; kept by the node. Exploration over rounds: not stated; it decreases over the
+  whole run. Initial networks: not stated; equal on all nodes.
+- Share R of the similarity: not stated for table 1 (table 14 varies it); 0.5. Second threshold of CFL: not stated; 12
+  splits rarely on deep-sea treasure, as the paper reports.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.multiobjective.preferences import Preference
@@ -14,6 +32,8 @@ from p2pfl.task import Task
 LARGEST_BUFFER = 10_000_000  # transitions
 WIDEST = 4096  # units of a hidden layer
 MOST_LAYERS = 16
+
+Targets = Literal["received", "kept"]
 
 
 def _at_least_one(name: str, value: int) -> None:
@@ -127,8 +147,14 @@ class MorlProblem(Task):
     """DQN or DDPG on the linearly scalarised reward: a MorlTask without its learner.
 
     The model consists of the networks that act and are trained by gradients: the Q-network of DQN, the `actor` and the
-    critic of DDPG. Their target networks, the optimiser's moments and the transitions stay on the node between rounds.
-    Without the transitions of earlier rounds, nothing would be learned in environments where learning starts late.
+    critic of DDPG. The optimiser's moments and the transitions stay on the node between rounds. Without the transitions
+    of earlier rounds, nothing would be learned in environments where learning starts late.
+
+    Each training begins with target networks that equal the networks it begins with, if `targets` is "received". A target
+    that a node kept from the round before belongs to its own last model and not to the one received: the temporal
+    difference then measures the change that the aggregation made, and the training undoes it in part. The paper does not
+    say which it uses; its figures follow from "received" only (see the scenario fedpref-morl-dst), as with a program that
+    loads stable-baselines3's whole `policy.state_dict()`.
 
     Attributes:
         preference: the node's weights of the rewards, [m]; they stay on this node.
@@ -136,6 +162,8 @@ class MorlProblem(Task):
         steps: steps of the environment in an epoch; an unfinished episode is discarded at the end.
         rounds: rounds of the run; exploration decreases over a fraction of them.
         episodes: number of episodes whose mean return is reported.
+        targets: "received" makes the target networks equal to the received networks at the start of each training; "kept"
+            continues with those of the node's last training.
     """
 
     environment: Environment
@@ -145,6 +173,7 @@ class MorlProblem(Task):
     steps: int = 500
     rounds: int = 28
     episodes: int = 1
+    targets: Targets = "received"
     metric: str = "reward"
     higher_is_better: bool = True
     public_info: Mapping[str, Any] = field(default_factory=dict)

@@ -36,8 +36,9 @@ def train_together(stacked, queries):
         {},
         {"settings": SMALL | {"gradient_steps": -1, "train_freq": 5, "batch_size": 8}},
         {"environment": "lunar-lander"},
+        {"targets": "kept"},
     ],
-    ids=["deep-sea-treasure", "steps-not-a-multiple", "observations-not-enumerated"],
+    ids=["deep-sea-treasure", "steps-not-a-multiple", "observations-not-enumerated", "kept-targets"],
 )
 def test_stacked_training_equals_single_learners(options):
     alone, together = learners(**options), learners(**options)

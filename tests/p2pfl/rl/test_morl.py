@@ -168,6 +168,30 @@ def test_node_restarted_from_checkpoint_learns_the_same(tmp_path):
     assert (played(tmp_path / "stopped", 2, 4) == played(tmp_path / "whole", 4)).all()
 
 
+# Target networks
+
+
+def targets_of(learner):
+    """The target networks, flat, as a checkpoint contains them."""
+    return np.concatenate([array.ravel() for name, array in learner.state().items() if name.startswith("target/")])
+
+
+@pytest.mark.parametrize("environment", spread(["deep-sea-treasure", "lunar-lander-continuous"], 1))
+def test_training_begins_with_targets_equal_to_the_received_model(environment):
+    idle = SMALL | {"learning_starts": 10**6}  # it acts, but does not learn, so that the targets stay as they begin
+    first = make(environment=environment, settings=idle).initial(0)
+    received = first + np.float32(0.1)
+    found = {}
+    for targets in ("received", "kept"):
+        one = learner(make(environment=environment, settings=idle, targets=targets))
+        one.train(first, round=1)
+        before = targets_of(one)
+        one.train(received, round=2)
+        found[targets] = targets_of(one) - before
+    np.testing.assert_allclose(found["received"], 0.1, atol=1e-6)
+    assert (found["kept"] == 0).all()
+
+
 # Preferences and rewards
 
 
