@@ -94,6 +94,7 @@ class Me(policy.Me):
         "diverged",
         "id",
         "initial",
+        "kept",
         "layout",
         "ledger",
         "lenient",
@@ -141,6 +142,7 @@ class Me(policy.Me):
         self._has_private_part = bool(layout.unshared)
         self.params = self.initial = layout.shared_of(initial)
         self.layout = layout.shared
+        self.kept = layout.private
         self.n_samples = n_samples
         self.budget = budget
         self.batch_size = batch_size

@@ -232,6 +232,7 @@ class Me(Protocol):
         n_samples: number of training samples.
         budget: the limits of what the node may receive, and of its trainings.
         layout: the names and shapes of a model's tensors.
+        kept: the names of the tensors that the task keeps private.
         robust: the name of the robust rule; see p2pfl.robust.registry.
         rule: the robust rule of `merge`; None if the weights of the policy decide alone.
     """
@@ -246,6 +247,7 @@ class Me(Protocol):
     n_samples: int
     budget: Budget
     layout: Layout
+    kept: Sequence[str]
     robust: str
     rule: MergeRule | None
 

@@ -116,6 +116,7 @@ class InMemoryNode(Me):
         self.robust = "none"
         self.rule: MergeRule | None = None
         self.layout: Layout = task.layout.shared
+        self.kept = task.layout.private
         initial = task.initial(seed)
         self.private_parameters = PrivateParameters(task.layout, initial)
         self.initial = self.params = task.layout.shared_of(initial)

@@ -101,6 +101,52 @@ class Mixture(Rule, frozen=True, gc=False):
         return replace(self, shared=whole(self.shared))
 
 
+class Envelope(Rule, frozen=True, gc=False):
+    """Step along the gradient of the Moreau envelope of a batch's loss f: min over v of f(v) + weight/2 ||v - w||^2.
+
+    The gradient is `weight * (w - v)` at the minimum v, which `steps` steps of plain gradient descent from w approach.
+
+    Attributes:
+        weight: lambda.
+        lr: learning rate of these steps.
+        steps: their number, on the same batch.
+    """
+
+    weight: float
+    lr: float
+    steps: int
+
+    @property
+    def batch_key(self) -> Any:
+        return Envelope, self.steps
+
+    def samples(self, epochs: int, n_samples: Any, batch_size: int) -> Any:
+        return epochs * self.steps * n_samples
+
+
+class Between(Rule, frozen=True, gc=False):
+    """Train v = low + w * (high - low), with one weight w from 0 to 1 for each value: steps along the gradient at w.
+
+    In terms of v it is a plain step along the gradient at v times (high - low)^2, after which v is put back between the
+    two models.
+
+    Attributes:
+        low: float32, shape [P]; likewise `high`. Values in which they agree do not change.
+        lr: learning rate of the weights.
+    """
+
+    low: Parameters
+    high: Parameters
+    lr: float
+
+    @property
+    def batch_key(self) -> Any:
+        return Between, self.lr
+
+    def complete(self, whole: Callable[[Parameters], Parameters]) -> Self:
+        return replace(self, low=whole(self.low), high=whole(self.high))
+
+
 class Aligned(Rule, frozen=True, gc=False):
     """Add `weight * (1 - cos(w, anchor))` to the loss: the term constrains a model's direction, not its length.
 

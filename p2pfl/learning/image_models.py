@@ -55,6 +55,7 @@ def cnn(
     kernel: int = 5,
     dense: Sequence[int] = (84,),
     start: Start = "torch",
+    norm: Literal["", "batch"] = "",
 ) -> nn.Module:
     """Return blocks of convolution, ReLU and 2 x 2 maximum pooling, then fully connected layers with ReLU between them.
 
@@ -67,6 +68,7 @@ def cnn(
         dense: widths of the layers between the convolutions and the logits.
         start: initial weights: those of `torch` (default), or `kaiming`, uniform with the bound sqrt(6 / inputs) and
             biases of 0 (He et al. 2015), as in the program of DPFL's authors.
+        norm: `batch` puts batch normalisation between each convolution and its ReLU.
 
     Raises:
         ConfigurationError: a size is below 1, or the images are too small for this number of blocks.
@@ -82,7 +84,8 @@ def cnn(
                 f"task.model: images of {shape[1]} x {shape[2]} pixels are too small for {len(channels)} blocks with kernel"
                 f" {kernel}: {height} x {width} are left for block {k + 1}; use fewer channels or a smaller kernel"
             )
-        blocks += [nn.Conv2d(before, after, kernel), nn.ReLU(), nn.MaxPool2d(2)]
+        normalised = [nn.BatchNorm2d(after)] if norm else []
+        blocks += [nn.Conv2d(before, after, kernel), *normalised, nn.ReLU(), nn.MaxPool2d(2)]
         before, height, width = after, (height - kernel + 1) // 2, (width - kernel + 1) // 2
     return _started(nn.Sequential(*blocks, nn.Flatten(), *_dense([before * height * width, *dense, classes])), start)
 

@@ -24,6 +24,18 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.local_state import LocalState, encoded, kind_of
 from p2pfl.parameters import Layout, Parameters
 
+NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    nn.GroupNorm,
+    nn.LayerNorm,
+)
+
 STATELESS = LocalState()
 CPU = torch.device("cpu")
 
@@ -122,6 +134,24 @@ def last_layer(module: nn.Module) -> tuple[str, ...]:
     names = [name for name, _ in module.named_parameters()]
     layer = names[-1].rpartition(".")[0]
     return tuple(name for name in names if name.rpartition(".")[0] == layer)
+
+
+def norm_layers(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the float tensors of the normalisation layers, running means and variances included.
+
+    Raises:
+        ConfigurationError: the module has no such layer.
+    """
+    found = [
+        f"{name}.{key}"
+        for name, layer in module.named_modules()
+        if isinstance(layer, NORMS)
+        for key, tensor in [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
+        if tensor.is_floating_point()
+    ]
+    if not found:
+        raise ConfigurationError(f"module {type(module).__name__} has no normalisation layer to keep private")
+    return tuple(found)
 
 
 def computes_alike(first: nn.Module, second: nn.Module) -> bool:

@@ -15,7 +15,18 @@ from torch import Tensor
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import SGD, Optimizer, State
 from p2pfl.parameters import Layout
-from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, Rule, Steps, TrainSubset, Weighted
+from p2pfl.update_rules import (
+    Aligned,
+    Between,
+    Descent,
+    Envelope,
+    Lookahead,
+    Mixture,
+    Rule,
+    Steps,
+    TrainSubset,
+    Weighted,
+)
 
 Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(trained values, inputs, targets) -> the gradient of the mean loss there; the next call may overwrite it."""
@@ -33,6 +44,8 @@ def plan(rule: Rule | None, optimizer: Optimizer, batch_size: int, epochs: int, 
     """Return the optimiser, the batch size and the number of epochs of a training of at most `samples` samples."""
     if isinstance(rule, Descent):
         return SGD(rule.lr), samples, 1
+    if isinstance(rule, Between):
+        return SGD(rule.lr), batch_size, epochs
     return optimizer, batch_size, 1 if isinstance(rule, Steps) else epochs
 
 
@@ -98,6 +111,12 @@ def follow(
             alpha = 1 - (1 - alpha) * shared
         others = _vectors([rule.shared for rule in mixtures], like)
         return _Mixture(alpha, others, optimizer, optimizer.start(others, steps) if other_state is None else other_state)
+    if envelopes := [rule for rule in rules if isinstance(rule, Envelope)]:
+        weight, lr = _column([rule.weight for rule in envelopes], like), _column([rule.lr for rule in envelopes], like)
+        return _Envelope(weight, lr, envelopes[0].steps, shared)
+    if between := [rule for rule in rules if isinstance(rule, Between)]:
+        low, high = _vectors([rule.low for rule in between], like), _vectors([rule.high for rule in between], like)
+        return _Between(low, high, between[0].lr)
     if aligned := [rule for rule in rules if isinstance(rule, Aligned)]:
         anchors = _vectors([rule.anchor for rule in aligned], like)
         return _Aligned(_column([rule.weight for rule in aligned], like), anchors, shared)
@@ -146,6 +165,40 @@ class _Mixture:
             for name, tensor in states.items():
                 self._state[name][rows] = tensor
         return result
+
+
+class _Envelope:
+    """Gradient of the rule `Envelope`; for private values, that at the model itself."""
+
+    def __init__(self, weight: Tensor, lr: Tensor, steps: int, shared: Tensor | None) -> None:
+        self._weight = weight
+        self._lr = lr
+        self._steps = steps
+        self._shared = shared
+
+    def __call__(self, gradient: Gradient, point: Tensor, x: Tensor, y: Tensor, rows: Rows) -> Tensor:
+        weight, lr = self._weight[rows], self._lr[rows]
+        near, first = point.clone(), None
+        for _ in range(self._steps):
+            slope = gradient(near, x, y)
+            if first is None and self._shared is not None:
+                first = slope.clone()
+            near -= lr * (slope + weight * (near - point))
+        pull = weight * (point - near)
+        return pull if first is None or self._shared is None else torch.where(self._shared > 0, pull, first)
+
+
+class _Between:
+    """Direction of the rule `Between`, from which a plain step of the length `lr` stays between the two models."""
+
+    def __init__(self, low: Tensor, high: Tensor, lr: float) -> None:
+        self._least, self._most = torch.minimum(low, high), torch.maximum(low, high)
+        self._squares = (high - low).square()
+        self._lr = lr
+
+    def __call__(self, gradient: Gradient, point: Tensor, x: Tensor, y: Tensor, rows: Rows) -> Tensor:
+        moved = point - self._lr * self._squares[rows] * gradient(point, x, y)
+        return (point - torch.clamp(moved, self._least[rows], self._most[rows])) / self._lr
 
 
 class _Aligned:

@@ -27,7 +27,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning import image_models
 from p2pfl.learning.image_models import MODELS
 from p2pfl.learning.losses import CLASSIFICATION, metrics_of
-from p2pfl.learning.modules import last_layer, make_module
+from p2pfl.learning.modules import last_layer, make_module, norm_layers
 from p2pfl.learning.optimizers import OPTIMIZERS
 from p2pfl.learning.torch_problem import Samples
 from p2pfl.learning.torch_task import TorchTask
@@ -99,7 +99,7 @@ def images(
     initial: str = "",
     head: Literal["file", "new"] = "file",
     metrics: Sequence[str] = (),
-    private: Literal["", "head"] = "",
+    private: Literal["", "head", "norm"] = "",
 ) -> TorchTask:
     """Image classification on one or several data sets, with cross-entropy loss; reports accuracy.
 
@@ -136,7 +136,8 @@ def images(
         head: take the last layer from that `file` too, or draw it from the seed (`new`), for weights that were trained
             on other classes.
         metrics: further metrics besides accuracy: "f1", "auc", "balanced_accuracy".
-        private: "head" keeps the last layer on its node; the layers before it are shared.
+        private: "head" keeps the last layer on its node; the layers before it are shared. "norm" keeps the normalisation
+            layers.
 
     Raises:
         ConfigurationError: an option is invalid, or the data or the file cannot be used.
@@ -170,7 +171,7 @@ def images(
         data_notes=share.notes,
     )
     if private:
-        task.private = last_layer(task.template)
+        task.private = last_layer(task.template) if private == "head" else norm_layers(task.template)
     if initial:
         task.drawn = last_layer(task.template) if head == "new" else ()
         task.start = image_models.load(initial, task.layout, (*task.drawn, *task.layout.local))

@@ -25,7 +25,7 @@ from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
-from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, TrainSubset
+from p2pfl.update_rules import Aligned, Between, Descent, Envelope, Lookahead, Mixture, TrainSubset
 from tests.node.test_node import to_the_end
 from tests.sim.simulation.test_simulation import bytes_by_kind, trace
 from tests.support.depth import spread
@@ -158,6 +158,8 @@ TRAININGS = {
     "mixture": {"rule": Mixture(0.3, ANCHOR), "epochs": 2},
     "aligned": {"rule": Aligned(0.5, ANCHOR)},
     "lookahead": {"rule": Lookahead(0.05)},
+    "envelope": {"rule": Envelope(2.0, 0.05, 3)},
+    "between": {"rule": Between(ANCHOR, ANCHOR[::-1].copy(), 0.5)},
     "descent": {"rule": Descent(0.05)},
     "only private": {"rule": TrainSubset("private"), "epochs": 2},
     "only shared": {"rule": TrainSubset("shared"), "proximal": (0.5, ANCHOR)},
@@ -236,6 +238,11 @@ POLICIES = {
     "fedrep": {"head_epochs": 2},
     "pfedgraph": {},
     "knn-per": {},
+    "pfedme": {"inner_steps": 2},
+    "fedala": {"lr": 0.1, "first_epochs": 2},
+    "ifca": {},
+    "dfedpgp": {},
+    "gradient-tracking": {"steps": 1},
 }
 
 

@@ -502,7 +502,8 @@ def test_step_from_another_than_the_coordinator_is_refused():
 
 def test_policies_that_need_only_the_mean():
     found = {name for name in POLICIES if needs_only_mean(make_policy(name, {}))}
-    assert found == {"coordinated-fedavg", "coordinated-fedprox", "ditto", "apfl", "per-fedavg", "fedrep"}
+    personal = {"ditto", "apfl", "per-fedavg", "fedrep", "pfedme", "fedala"}
+    assert found == {"coordinated-fedavg", "coordinated-fedprox", "fedbn"} | personal
 
 
 @pytest.mark.parametrize("policy", [CoordinatedFedAvg, CoordinatedFedProx, Ditto, Apfl, PerFedAvg, FedRep])

@@ -19,7 +19,7 @@ from p2pfl.learning.torch_learner import choose_device
 from p2pfl.learning.torch_task import classification, regression
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
-from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, Steps
+from p2pfl.update_rules import Aligned, Between, Descent, Envelope, Lookahead, Mixture, Steps
 
 COUNTS = (5, 23, 8, 16, 1, 40, 16)  # unequal, below and above the batch size, with and without a last small batch
 NODES = len(COUNTS)
@@ -123,6 +123,8 @@ OPTIONS = [
     {"rule": Lookahead(0.05), "epochs": 2},
     {"rule": Mixture(0.3, models(seed=9)[0]), "epochs": 2},
     {"rule": Aligned(0.5, models(seed=9)[0])},
+    {"rule": Envelope(2.0, 0.05, 3), "epochs": 2},
+    {"rule": Between(models(seed=9)[0], models(seed=8)[0], 0.5), "epochs": 2},
     {"rule": Descent(0.05), "epochs": 2},
     {"rule": Steps(1)},
     {"rule": Steps(3), "epochs": 2},

@@ -1,4 +1,4 @@
-"""Ditto, APFL, Per-FedAvg, pFedGraph and kNN-Per: rules by hand, limit cases, and restarts."""
+"""Ditto, APFL, Per-FedAvg, pFedMe, FedALA, pFedGraph and kNN-Per: rules by hand, limit cases, and restarts."""
 
 import dataclasses
 import itertools
@@ -21,10 +21,12 @@ from p2pfl.policies import make_policy
 from p2pfl.policies.apfl import Apfl
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.ditto import Ditto
+from p2pfl.policies.fedala import FedAla
 from p2pfl.policies.knn_per import KnnPer
 from p2pfl.policies.local import Local
 from p2pfl.policies.per_fedavg import PerFedAvg
 from p2pfl.policies.pfedgraph import PFedGraph, graph
+from p2pfl.policies.pfedme import PFedMe
 from p2pfl.policy import Coordinated, Submission
 from p2pfl.prediction_mixing import KnnDatastore, knn_mixed_logits
 from p2pfl.queries import Evaluate, NodeQuery
@@ -34,7 +36,7 @@ from p2pfl.sim.results.summary_metrics import traffic
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
-from p2pfl.update_rules import Aligned, Descent, Lookahead
+from p2pfl.update_rules import Aligned, Descent, Envelope, Lookahead
 from tests.support.depth import pairs
 from tests.support.restarted import Restarted
 from tests.support.simulated import run
@@ -48,6 +50,8 @@ MADE = {
     "per-fedavg": lambda: PerFedAvg(lr=0.001),
     "pfedgraph": lambda: PFedGraph(weight=0.5),
     "knn-per": lambda: KnnPer(ft="from-best"),
+    "pfedme": lambda: PFedMe(weight=1.0, inner_lr=0.01),
+    "fedala": lambda: FedAla(lr=0.01, first_epochs=3),
 }
 
 
@@ -180,6 +184,75 @@ def test_descent_rule_takes_one_step_on_all_samples():
     ]
     stepped = learner.train(start, round=1, epochs=7, rule=Descent(0.001))
     assert stepped - start == pytest.approx(-0.001 * np.array(slope), rel=1e-2, abs=1e-3)
+
+
+# pFedMe
+
+
+def test_pfedme_two_rounds_by_hand():
+    targets, pull, rate = {"a": 0.0, "b": 3.0}, 2.0, 0.1
+    make = lambda: PFedMe(weight=pull, inner_steps=3, inner_lr=rate, beta=0.5)  # noqa: E731
+    policies, cast, _ = play(make, {id: number(y) for id, y in targets.items()}, rounds=2)
+    shared = float(cast["a"].initial[0])
+    for _ in range(2):
+        sent = {}
+        for id, y in targets.items():
+            near = shared
+            for _ in range(3):
+                near -= rate * (down(near, y) + pull * (near - shared))
+            sent[id] = shared - LR * pull * (shared - near)
+        shared = (shared + np.mean(list(sent.values()))) / 2
+    for id, y in targets.items():
+        assert policies[id].shared[0] == pytest.approx(shared)
+        assert cast[id].params[0] == pytest.approx(shared - LR * down(shared, y))  # at the start the pull is 0
+
+
+def test_envelope_rule_leaves_private_values_to_their_gradient():
+    ones, zero = np.ones((4, 1), np.float32), np.zeros((4, 1), np.float32)
+    task = regression(lambda: nn.Linear(1, 1), (ones, zero), optimizer=SGD(LR), private=["bias"])
+    start = np.array([1.0, 0.5], np.float32)  # the output is 1.5, and both gradients are 3
+    found = task.learner(RandomStreams(0, "a")).train(start, round=1, rule=Envelope(1.0, 0.01, 1))
+    assert found == pytest.approx([1.0 - LR * 0.01 * 3, 0.5 - LR * 3])
+
+
+# FedALA
+
+
+def test_fedala_two_rounds_by_hand():
+    targets, rate = {"a": 0.0, "b": 3.0}, 0.05
+    make = lambda: FedAla(lr=rate, first_epochs=2)  # noqa: E731
+    policies, cast, _ = play(make, {id: number(y) for id, y in targets.items()}, rounds=2)
+    start = dict.fromkeys(targets, float(cast["a"].initial[0]))
+    weight = dict.fromkeys(targets, 1.0)
+    for round in range(2):
+        own = {id: v - LR * down(v, targets[id]) for id, v in start.items()}
+        shared = np.mean(list(own.values()))
+        for id, y in targets.items():
+            apart = shared - own[id]
+            for _ in range(2 if round == 0 else 1):
+                slope = down(own[id] + weight[id] * apart, y) * apart
+                weight[id] = min(max(weight[id] - rate * slope, 0.0), 1.0)
+            start[id] = own[id] + weight[id] * apart
+    for id, policy in policies.items():
+        assert policy.weights[0] == pytest.approx(weight[id], rel=1e-3)
+        assert cast[id].params[0] == pytest.approx(start[id], rel=1e-4)
+        assert 0 < weight[id] < 1
+
+
+def test_fedala_takes_lower_layers_from_the_shared_model():
+    policies, cast, _ = play(lambda: FedAla(lr=0.5), {f"node-{k}": blobs(k) for k in range(3)}, rounds=3)
+    layout = cast["node-0"].layout
+    for id, policy in policies.items():
+        mine, shared = layout.unflatten(cast[id].params), layout.unflatten(policy.shared)
+        assert all((mine[name] == shared[name]).all() for name in ("0.weight", "0.bias"))
+        assert any((mine[name] != shared[name]).any() for name in ("2.weight", "2.bias"))
+
+
+def test_fedala_with_all_weights_of_the_shared_model_is_fedavg():
+    _, together, _ = play(CoordinatedFedAvg)
+    _, cast, _ = play(lambda: FedAla(lr=1e-12))  # the weights stay at 1
+    for name in NAMES:
+        assert cast[name].params == pytest.approx(together[name].params, rel=1e-5)
 
 
 # pFedGraph
@@ -381,7 +454,12 @@ def test_absent_node_keeps_its_trained_model(name):
 @pytest.mark.parametrize("name", MADE)
 def test_baselines_modelled_equals_wire_bit_for_bit(name):
     """The messages also suffice for the step of pFedGraph, which needs the common initial model."""
-    options = {"pfedgraph": {"weight": 0.5}, "ditto": {"weight": 0.01}, "apfl": {"alpha_lr": 1e-5}}
+    options = {
+        "pfedgraph": {"weight": 0.5},
+        "ditto": {"weight": 0.01},
+        "apfl": {"alpha_lr": 1e-5},
+        "pfedme": {"weight": 1.0},
+    }
     policy = {"name": name, **options.get(name, {})}
     small = {"nodes": 4, "rounds": 4, "task": {"name": "digits"}, "policy": policy, "trainer": "one-by-one"}
     if name != "knn-per":
@@ -393,7 +471,7 @@ def test_baselines_modelled_equals_wire_bit_for_bit(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ditto", "apfl", "per-fedavg"])
+@pytest.mark.parametrize("name", ["ditto", "apfl", "per-fedavg", "pfedme"])
 def test_personal_models_stay_on_their_nodes(name):
     travelled = set()
 

@@ -1,0 +1,37 @@
+"""FedBN: the normalisation layers stay on each node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.policies.coordinated import CoordinatedFedAvg
+from p2pfl.policy import Me, Merge, Peers, built_in, refused_under_privacy
+
+
+@built_in("fedbn")
+@dataclass
+class FedBn(CoordinatedFedAvg):
+    """FedBN (Li, Jiang, Zhang, Kamp and Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch
+    Normalization", ICLR 2021, algorithm 1), run by the elected coordinator.
+
+    It is FedAvg of all layers but the batch normalisation, whose weights, biases, running means and variances stay on the
+    node. They follow the node's own features, such as the contrast of its scanner. The task keeps them: `private = "norm"`
+    of the task `images`, or the names of the layers with an own module.
+
+    Attributes:
+        epochs, ft: see `fedavg`.
+    """
+
+    only_mean: ClassVar[bool] = True
+
+    under_privacy = refused_under_privacy("batch normalisation mixes the samples of a batch, so that no clip limits one")
+
+    async def prepare(self, me: Me, peers: Peers) -> Merge:
+        if not me.kept:
+            raise ConfigurationError(
+                'the policy fedbn needs a task that keeps its normalisation layers on the node: set task.private = "norm",'
+                " with a model that has such layers"
+            )
+        return await super().prepare(me, peers)
