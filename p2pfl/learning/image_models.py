@@ -25,6 +25,7 @@ from p2pfl.parameters import Layout, Parameters
 Shape = tuple[int, int, int]
 """Channels, height and width of an image."""
 Start = Literal["torch", "kaiming"]
+Norm = Literal["", "batch"]
 """Initial weights: torch's defaults, or Kaiming's uniform ones with biases of 0."""
 MOST_LISTED = 20  # names in an error
 
@@ -35,16 +36,23 @@ def linear(shape: Shape, classes: int) -> nn.Module:
 
 
 def mlp(
-    shape: Shape, classes: int, *, hidden: Sequence[int] = (64,), dropout: float = 0.0, start: Start = "torch"
+    shape: Shape,
+    classes: int,
+    *,
+    hidden: Sequence[int] = (64,),
+    dropout: float = 0.0,
+    start: Start = "torch",
+    norm: Norm = "",
 ) -> nn.Module:
     """Return fully connected layers of the widths `hidden`, with ReLU between them.
 
     Args:
         dropout: probability with which each hidden value is 0 in training.
         start: initial weights; see `cnn`.
+        norm: `batch` puts batch normalisation before each ReLU.
     """
     _check("hidden", hidden)
-    return _started(nn.Sequential(nn.Flatten(), *_dense([prod(shape), *hidden, classes], dropout)), start)
+    return _started(nn.Sequential(nn.Flatten(), *_dense([prod(shape), *hidden, classes], dropout, norm)), start)
 
 
 def cnn(
@@ -55,7 +63,7 @@ def cnn(
     kernel: int = 5,
     dense: Sequence[int] = (84,),
     start: Start = "torch",
-    norm: Literal["", "batch"] = "",
+    norm: Norm = "",
 ) -> nn.Module:
     """Return blocks of convolution, ReLU and 2 x 2 maximum pooling, then fully connected layers with ReLU between them.
 
@@ -101,13 +109,13 @@ def resnet18(shape: Shape, classes: int) -> nn.Module:
 MODELS = {"linear": linear, "mlp": mlp, "cnn": cnn, "resnet18": resnet18}
 
 
-def _dense(sizes: Sequence[int], dropout: float = 0.0) -> list[nn.Module]:
+def _dense(sizes: Sequence[int], dropout: float = 0.0, norm: Norm = "") -> list[nn.Module]:
     if not 0 <= dropout < 1:
         raise ConfigurationError(f"task.model.dropout must be from 0 to below 1, got {dropout}")
     layers: list[nn.Module] = []
     for k, (before, after) in enumerate(pairwise(sizes)):
         if k:
-            layers += [nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
+            layers += [*([nn.BatchNorm1d(before)] if norm else []), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
         layers.append(nn.Linear(before, after))
     return layers
 
