@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     import polars
     from matplotlib.axes import Axes
 
+WORST_TENTH = "extra_metrics.worst_tenth"  # in a row: the mean over the seeds of test.worst_decile
 EXCHANGE = ("network", "budget", "codec", "topology", "deadline")  # keys that only change what nodes exchange
 Runs = Sequence[Mapping[str, Any]]  # entries of `runs`, or of `pools`, in summary.json
 
@@ -498,9 +499,9 @@ def summarise(file: ScenarioFile, results: Sequence[Result], measures: Mapping[s
     if file.varied:
         varied = {run.name: {key: _to_json(value) for key, value in run.varied.items()} for run in file.runs}
         runs = [run | {"varied": varied[run["name"]]} for run in runs]
-    compared = bool(file.against or file.varied) or len({str(run.codec) for run in file.runs}) > 1
+    compared = bool(file.against or file.varied or "bytes" in file.printed) or len({str(run.codec) for run in file.runs}) > 1
     table = [_row(name, scenarios[0], runs, pools, compared) for name, scenarios in file.rows().items()]
-    if any("attackers" in run for run in runs):
+    if any("attackers" in run for run in runs) or WORST_TENTH in file.printed:
         table = [_with_worst_tenth(row, runs) for row in table]
     for row, (scenario, *_) in zip(table, file.rows().values(), strict=True):
         if file.target is not None:
@@ -520,6 +521,11 @@ def summarise(file: ScenarioFile, results: Sequence[Result], measures: Mapping[s
         _add_seeds(table, file, results, measures)
     warnings = [*objectives.collapses(table), *objectives.died(runs), *summary_metrics.waits(runs)]
     warnings += _notes_on_silent(table) if file.varied else []
+    warnings += [
+        f"printed.{figure}: no row has this figure, so it is not recorded"
+        for figure in file.printed
+        if not any(has_figure(row, figure) for row in table)
+    ]
     return {
         "scenario": file.name,
         "version": __version__,
@@ -676,7 +682,7 @@ def _by_seed(runs: Runs) -> dict[int, float]:
 
 
 def _with_worst_tenth(row: dict[str, Any], runs: Runs) -> dict[str, Any]:
-    """Return a row of a table with attackers: the mean over the seeds of the worst tenth of the honest nodes is added."""
+    """Return a row with the mean over the seeds of the worst tenth of the honest nodes."""
     worst = [run["test"]["worst_decile"] for run in runs if run.get("pool", run["name"]) == row["name"]]
     return row | {"extra_metrics": {"worst_tenth": float(np.mean(worst))} | row.get("extra_metrics", {})}
 

@@ -668,7 +668,7 @@ def test_admitted_member_takes_part_and_revoked_one_does_not(schedule):
 class Pipe:
     """Link whose other end reads only when the test does so."""
 
-    key, session, dialled, direct, joining, remote = None, bytes(16), True, True, False, "b"
+    key, session, version, dialled, direct, joining, remote = None, bytes(16), 6, True, True, False, "b"
 
     def __init__(self):
         self.backlog, self.said = 0, []
