@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from p2pfl._util.failpoints import failpoint
 from p2pfl._util.printable import plural
+from p2pfl.central_noise import deviation
 from p2pfl.compression.sparse_updates import Publication
 from p2pfl.errors import ConfigurationError, first_error
 from p2pfl.node import policy_api
@@ -157,6 +159,7 @@ class Node:
             lenient=lenient,
             batch_size=batch_size_of(task),
             privacy=_tracker(task, privacy, ledger),
+            deviation=None if privacy is None or not privacy.share else partial(deviation, privacy, task),
             ledger=ledger,
         )
         self.peers = NodePeers(
@@ -316,13 +319,16 @@ class Node:
             if following != me.round + 1:
                 for observer in self._observers:
                     observer.skipped(self, me.round, following)
-        finished, me.round = me.round, following
+        finished = me.round
+        me.begin_round(following)
         self.peers.begin_round()
         try:
             merge = await _asynchronous(self.policy, self.policy.round(me, self.peers))
         except BaseException:
             me.round = finished
             raise
+        if me.deviation is not None:  # a step that no sum has released is dropped; see p2pfl.central_noise
+            merge = merge._replace(params=me.params if self.peers.assigned is None else self.peers.assigned)
         merge = self._take(merge)
         if settings.evaluate_every and (me.round % settings.evaluate_every == 0 or me.round == settings.rounds):
             await self._evaluate()

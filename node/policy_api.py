@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from math import inf, isfinite
 from typing import Any, TypeVar, cast
@@ -85,12 +85,16 @@ class Me(policy.Me):
         privacy: the tracker of its privacy budget; None without one.
         pauses: whether a refused training lasts as long as a mean one: nobody paces an asynchronous node, which would
             begin one round after another.
+        step: the result of this round's training without noise, if noise adds up in sums (p2pfl.central_noise); None if
+            nothing was trained, or there is no such noise.
+        deviation: returns the standard deviation of the noise of a submission in a round.
     """
 
     __slots__ = (
         "_has_private_part",
         "batch_size",
         "budget",
+        "deviation",
         "diverged",
         "id",
         "initial",
@@ -109,6 +113,7 @@ class Me(policy.Me):
         "round",
         "rounds",
         "rule",
+        "step",
         "streams",
         "trainer",
         "training",
@@ -130,6 +135,7 @@ class Me(policy.Me):
         batch_size: int = 0,
         privacy: PrivacyTracker | None = None,
         ledger: PrivacyLedger | None = None,
+        deviation: Callable[[int], float] | None = None,
     ) -> None:
         self.id = id
         self.observers: Sequence[Observer] = ()
@@ -149,6 +155,8 @@ class Me(policy.Me):
         self.training = TrainingTracker(budget, trainer.used, trainer.joules)
         self.privacy = privacy
         self.ledger = ledger
+        self.deviation = deviation
+        self.step: Parameters | None = None
         self.pauses = False
         self.round = 0
         self.rounds = rounds
@@ -172,16 +180,38 @@ class Me(policy.Me):
             self.privacy.check(query)
         if not isinstance(query, Train):
             return self._ask(query)
+        if self.deviation is not None:
+            return cast("Awaitable[R]", self._train_for_sum(query))
+        return cast("Awaitable[R]", self._train(query))
+
+    def _train(self, query: Train) -> Awaitable[Parameters]:
         samples = query.samples(self.n_samples, self.batch_size)
         admitted: Train | None = query if self.training.admits(samples) else None
         if admitted is not None and self.privacy is not None:
             admitted = self.privacy.admit(admitted, self.n_samples)
         if admitted is None:
-            return cast("Awaitable[R]", self._untrained(query.params))
+            return self._untrained(query.params)
         self.training.charge(samples)
         if self.privacy is not None and self.ledger is not None:
-            return cast("Awaitable[R]", self._train_on_record(admitted, self.privacy, self.ledger))
-        return cast("Awaitable[R]", self._train_as_admitted(admitted))
+            return self._train_on_record(admitted, self.privacy, self.ledger)
+        return self._train_as_admitted(admitted)
+
+    async def _train_for_sum(self, query: Train) -> Parameters:
+        """Make the one step of a round without noise, which is added to its submission; see p2pfl.central_noise.
+
+        Raises:
+            ConfigurationError: it is a second one, or begins at another model than that with which the round has begun.
+        """
+        if self.step is not None or not np.array_equal(query.params, self.params):
+            raise ConfigurationError(
+                "noise that adds up in sums (privacy.central) hides one training in each round, from the model with which it"
+                " begins, and the policy trains in another way",
+                "privacy.central",
+                "policy",
+            )
+        trained = await self._train(query)
+        self.step = None if trained is query.params else trained
+        return trained
 
     def _train_as_admitted(self, query: Train) -> Awaitable[Parameters]:
         return self._train_leniently(query) if self.lenient else self._ask(query)
@@ -232,6 +262,10 @@ class Me(policy.Me):
         """All values, [P]."""
         return self.private_parameters.whole(self.params)
 
+    def begin_round(self, round: int) -> None:
+        self.round = round
+        self.step = None
+
     def restore(self, whole: Parameters) -> None:
         """Continue from all values, [P]."""
         self.params = self.private_parameters.keep(whole)
@@ -274,6 +308,7 @@ class NodePeers:
         capped: number of times that a peer claimed more samples than are counted.
         refused: number of assignments of each coordinator that this node has refused.
         senders: senders of the models received in this round, if a robust rule changes the merge.
+        assigned: the model that the node was assigned in this round; None before, and without an assignment.
     """
 
     def __init__(
@@ -309,6 +344,7 @@ class NodePeers:
         self.capped: Counter[str] = Counter()
         self.published: dict[Stage, Parameters] = {}
         self.senders: set[str] = set()
+        self.assigned: Parameters | None = None
         self._arriving: dict[str, Future[list[Fragment]]] = {}  # by peer: fetches for which the policy does not wait
         self._arrived: list[Future[list[Fragment]]] = []  # those that have ended since the policy last asked
 
@@ -316,6 +352,7 @@ class NodePeers:
         self.budget_tracker.begin_round()
         self.published = {}
         self.senders = set()
+        self.assigned = None
         self._own = None
 
     def detach(self) -> None:
@@ -383,6 +420,13 @@ class NodePeers:
     async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
         if not isinstance(params, np.ndarray):
             raise ConfigurationError(f"publish takes a model, got a {type(params).__name__}; is an `await` missing?")
+        if self._me.deviation is not None:
+            raise ConfigurationError(
+                "with noise that adds up in sums (privacy.central) a model leaves its node in sums only, and the policy"
+                " publishes one",
+                "privacy.central",
+                "policy",
+            )
         self.published[stage] = self._me.private_parameters.whole(params)
         self._own = params
         if self._me.budget.bytes:
@@ -511,6 +555,8 @@ class NodePeers:
         start: Parameters | None = None,
     ) -> Assignment | None:
         me = self._me
+        if me.deviation is not None and params is not me.step:
+            return None  # without a new step it would show the same one twice, and others count on its noise
         self.published["trained"] = me.private_parameters.whole(params)
         for observer in self.observers:
             observer.published(me.id, me.round, "trained", params)
@@ -518,7 +564,8 @@ class NodePeers:
             self._expected_bytes(me.id)
         ):  # the node learns alone, because the budget does not allow the assignment
             return None
-        submission = Submission(me.id, me.round, params, me.n_samples, extras or {}, previous or {}, start)
+        noise = 0.0 if me.deviation is None else me.deviation(me.round)
+        submission = Submission(me.id, me.round, params, me.n_samples, extras or {}, previous or {}, start, noise)
         assignment = await self._exchange.submit(submission)
         if assignment is None:
             return None
@@ -533,6 +580,7 @@ class NodePeers:
                 assignment = replace(assignment, params=kept)
         for observer in self.observers:
             observer.assigned(me.id, me.round, assignment)
+        self.assigned = assignment.params
         return assignment
 
     async def _protect(self, own: Parameters, assigned: Parameters, free: bool) -> Parameters | None:

@@ -35,6 +35,7 @@ from p2pfl._util.disk import SYSTEM, Disk
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.failpoints import failpoint
 from p2pfl.budget import TrainingState
+from p2pfl.central_noise import centralise
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder.config import CHECKPOINT_MAGIC
 from p2pfl.node.log import LOG
@@ -169,6 +170,7 @@ class PrivacyLedger:
         planned: what the policy plans to train in all rounds.
         secret: returns secret bytes from the system.
         log: receives an event when the ledger cannot be written, and when it can again.
+        threshold: with `Privacy.central`, the least number of members whose sum is opened.
 
     Attributes:
         plan: the plan of the node's budget.
@@ -192,6 +194,7 @@ class PrivacyLedger:
         found: Steps | None = None,
         log: EventLogger = LOG,
         disk: Disk = SYSTEM,
+        threshold: int = 0,
     ) -> None:
         before = found or Steps()
         if before.unprotected:
@@ -211,6 +214,8 @@ class PrivacyLedger:
             self.plan = continue_plan(privacy, planned, n_samples, batch_size, before.parts)
         else:
             self.plan = plan_privacy(privacy, planned, n_samples, batch_size)
+        if privacy.central:
+            self.plan = centralise(self.plan, threshold)
         self.steps = before.made - sum(part.steps for part in self.plan.earlier)
         self.problem = ""
         self._path, self._secret, self._log, self._disk = folder / LEDGER, secret, log, disk

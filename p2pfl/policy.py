@@ -137,6 +137,8 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
         start: the model from which the sender trained, float32 [P]. None if the coordinator knows it because it
             assigned it, or if the policy's step does not need it. A new coordinator rebuilds the state from this and
             `previous`.
+        noise: standard deviation of the normal noise that its sender adds to each trained value in a secure sum, when the
+            model is masked; see p2pfl.central_noise.
     """
 
     sender: str
@@ -146,6 +148,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     extras: Extras = {}
     previous: Extras = {}
     start: Parameters | None = None
+    noise: float = 0.0
 
 
 class Assignment(msgspec.Struct, frozen=True, gc=False):
@@ -180,6 +183,7 @@ class PlannedTraining(NamedTuple):
     steps: int = 0
     validates: bool = False
     mixing: float = 0.0
+    submits: bool = False
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

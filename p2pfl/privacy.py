@@ -108,8 +108,10 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             rounds and serve its last model.
         correlated: whether neighbours add noise that cancels in the average of all models, next to less noise of their
             own; see p2pfl.correlated_noise. For simulations only.
-        colluding: with `correlated`, the number of members who may put together what they know, and against whom the
-            budget holds nevertheless. With 0 it holds against observers alone who are no members.
+        central: whether the noise of all members adds up in secure sums, so that each adds less; see p2pfl.central_noise.
+            The budget then holds against observers of the sums, the coordinator included, and not for a single model.
+        colluding: with `correlated` or `central`, the number of members who may put together what they know, and against
+            whom the budget holds nevertheless. With 0 it holds against observers alone who are no members.
     """
 
     epsilon: float = 0.0
@@ -118,6 +120,7 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     validation: Literal["private", "public"] = "private"
     when_spent: Literal["merge", "stop"] = "merge"
     correlated: bool = False
+    central: bool = False
     colluding: int = 1
 
     def check(self, key: str = "privacy") -> None:
@@ -132,11 +135,18 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise must_be(f"{key}.clip", "above 0, and finite", self.clip)
         if self.colluding < 0:
             raise must_be(f"{key}.colluding", "0 or more", self.colluding)
-        if self.colluding != 1 and not self.correlated:
+        if self.colluding != 1 and not (self.correlated or self.central):
             raise ConfigurationError(
-                f"{key}.colluding has an effect with correlated noise only; set {key}.correlated = true, or remove it",
+                f"{key}.colluding has an effect with correlated noise and with noise that adds up in sums only; set"
+                f" {key}.correlated or {key}.central to true, or remove it",
                 f"{key}.colluding",
                 f"{key}.correlated",
+            )
+        if self.correlated and self.central:
+            raise ConfigurationError(
+                f"{key}.correlated is for averages of neighbours, and {key}.central for secure sums; remove one of them",
+                f"{key}.correlated",
+                f"{key}.central",
             )
 
     def check_on_machine(self) -> None:
@@ -169,6 +179,9 @@ class PrivacyPlan(NamedTuple):
         hidden: standard deviation of the noise that protects a sample, divided by the clip. It is greater than that of the
             node's own noise if neighbours add noise together; see p2pfl.correlated_noise. 0 stands for the own noise.
         outside: the same against observers who are no members.
+        share: standard deviation of the noise that the node adds to what it submits to a secure sum, in clips; 0 without
+            `Privacy.central`. See p2pfl.central_noise.
+        threshold: the least number of members of a sum for which `share` is planned.
     """
 
     privacy: Privacy
@@ -178,6 +191,8 @@ class PrivacyPlan(NamedTuple):
     earlier: tuple[Part, ...] = ()
     hidden: float = 0.0
     outside: float = 0.0
+    share: float = 0.0
+    threshold: int = 0
 
     def epsilon(self, steps: int) -> float:
         """Return what some steps spend, together with the earlier ones."""
@@ -298,15 +313,18 @@ def check_private_settings(privacy: Privacy, patience: int, robust: Robust) -> N
 
 CLAIMS = "privacy.epsilon", "privacy.delta"  # keys of public information
 MOST_PUBLIC = MOST_FACTS - len(CLAIMS)  # entries of a task, so that its claim fits in a message, too
+SUM_NOISE = "privacy.sum_noise"  # another key, of a node whose noise adds up in sums; see p2pfl.central_noise
 
 
-def claim_of(privacy: Privacy, spent: float = 0.0) -> dict[str, float]:
+def claim_of(privacy: Privacy, spent: float = 0.0, share: float = 0.0) -> dict[str, float]:
     """Return what a node with a budget tells its peers: public information, which they can only believe.
 
     Args:
         spent: epsilon that its steps so far have spent at this delta. It is claimed if the budget is smaller now.
+        share: see PrivacyPlan.
     """
-    return dict(zip(CLAIMS, (max(privacy.epsilon, spent), privacy.delta), strict=True))
+    noise = {SUM_NOISE: share * privacy.clip} if share else {}
+    return dict(zip(CLAIMS, (max(privacy.epsilon, spent), privacy.delta), strict=True)) | noise
 
 
 def claimed(public_info: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -314,6 +332,12 @@ def claimed(public_info: Mapping[str, Any]) -> tuple[float, float] | None:
     told = (public_info.get(key) for key in CLAIMS)
     numbers = [float(each) for each in told if isinstance(each, int | float) and not isinstance(each, bool)]
     return (numbers[0], numbers[1]) if len(numbers) == len(CLAIMS) and min(numbers) > 0 else None
+
+
+def claimed_noise(public_info: Mapping[str, Any]) -> float:
+    """Return the noise that a peer claims to add to what it submits to sums; 0 if it claims none."""
+    told = public_info.get(SUM_NOISE)
+    return float(told) if isinstance(told, int | float) and not isinstance(told, bool) and 0 < told < inf else 0.0
 
 
 # Steps and draws, alike for all learners
@@ -455,6 +479,12 @@ class SecretDraws:
             radius, angle = np.sqrt(-2 * np.log1p(-first)), 2 * pi * second
             part[:half] = radius * np.cos(angle)
             part[half:] = (radius * np.sin(angle))[: part.size - half]
+
+    def normals(self, count: int) -> np.ndarray:
+        """Return normal draws, float64 [count]."""
+        found = np.empty(count)
+        self.standard_normal(dtype=np.float64, out=found)
+        return found
 
     def _keystream(self) -> Any:
         """Return a keystream that was not used before; each ends long before its counter of blocks."""

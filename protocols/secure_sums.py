@@ -108,7 +108,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from threading import Lock
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -155,6 +155,17 @@ _Sealed = Annotated[bytes, Meta(min_length=SEALED_SIZE, max_length=SEALED_SIZE)]
 _Checks = Annotated[bytes, Meta(min_length=2 * CHECK_SIZE, max_length=2 * CHECK_SIZE)]
 _Set = Annotated[bytes, Meta(max_length=2**13)]  # bit k mod 8 (the lowest is 0) of byte k div 8: member k of the roster
 MOST = 2**16  # members of a roster
+
+
+def hides_from(colluding: int, threshold: int, voters: int) -> bool:
+    """Return whether so many colluding members, the coordinator included, learn no more than one sum of each round.
+
+    Args:
+        threshold: the least number of members whose sum is opened.
+        voters: number of members with a vote.
+    """
+    sparse = voters > COMPLETE
+    return 2 * threshold > voters + colluding and not (sparse and colluding > voters // COLLUDING)
 
 
 def threshold_of(wanted: int, voters: int) -> int:
@@ -230,9 +241,13 @@ class _Subsets:
 # Fixed point
 
 
-def check_range(params: np.ndarray) -> None:
-    """Raise ConfigurationError if a model cannot be added up; float32 [P]."""
-    greatest = float(np.abs(params).max(initial=0.0))
+def check_range(params: np.ndarray, more: float = 0.0) -> None:
+    """Raise ConfigurationError if a model cannot be added up; float32 [P].
+
+    Args:
+        more: magnitude by which noise may raise its values.
+    """
+    greatest = float(np.abs(params).max(initial=0.0)) + more
     if not greatest <= RANGE:  # also if it is not a number
         raise ConfigurationError(
             f"the model has a value of magnitude {greatest:g}, and secure sums take values up to {RANGE:,.0f}; it is not"
@@ -590,6 +605,23 @@ class Roster:
         return ChaCha20Poly1305(derive_key(secret, self.sum_id, use))
 
 
+class SumNoise(Protocol):
+    """Noise that a member adds to its model in a sum, where the noise of all adds up; see p2pfl.central_noise."""
+
+    def check(self, members: Sequence[str]) -> None:
+        """Raise ConfigurationError if the noise of the members with samples of a roster does not suffice for this one."""
+
+    def add(self, total: np.ndarray, unit: float) -> None:
+        """Add noise to a model in integers; uint64 [P], in place.
+
+        Args:
+            unit: integers per unit of a value.
+
+        Raises:
+            ConfigurationError: the integers do not suit the noise.
+        """
+
+
 class SumMember:
     """One member of one sum: its secrets, and its answers to the coordinator, each of them given once.
 
@@ -598,11 +630,14 @@ class SumMember:
         n_samples: number of its samples.
         keys: returns the identity's public key of a member with a vote; None for any other name.
         threshold: see `threshold_of`.
+        noise: what it adds to its model before it masks it; None for nothing.
 
     Attributes:
         announcement: what it submits in place of its model.
         round: the round of the sum.
         signed: whether it has agreed to open the sum, by its signature of the survivors.
+        announced, submitted: numbers of the members that have announced themselves, and whose masked models have arrived;
+            0 until the coordinator has said so.
 
     Raises:
         ConfigurationError: the model has values beyond the range.
@@ -619,6 +654,7 @@ class SumMember:
         keys: Callable[[str], bytes | None],
         threshold: int,
         source: Secret,
+        noise: SumNoise | None = None,
     ) -> None:
         check_range(params)
         self._name = name
@@ -628,12 +664,14 @@ class SumMember:
         self._keys = keys
         self._threshold = threshold
         self._source = source
+        self._noise = noise
         self._sealing, self._masking, self._seed = source(KEY_SIZE), source(KEY_SIZE), source(KEY_SIZE)
         public = (public_key(self._sealing), public_key(self._masking), _commitment(self._seed))
         unsigned = Announcement(name, n_samples, *public, bytes(64))
         self.announcement = msgspec.structs.replace(unsigned, signature=identity.sign(unsigned.content(context)))
         self.round = context.round
         self.signed = False
+        self.announced = self.submitted = 0
         self._busy = Lock()
         self._next = 0  # the step that may follow
         self._roster: Roster
@@ -649,6 +687,7 @@ class SumMember:
         Raises:
             ProtocolError: the step is not the next one, is malformed, or would reveal more than the sum; the member then
                 takes no further part.
+            ConfigurationError: the noise does not suffice; it takes no further part either.
         """
         with self._busy:  # another thread may come with the same step
             if self._next != STEPS.index(step):
@@ -692,6 +731,9 @@ class SumMember:
         self._enough(range(len(members)), "announcements")
         if len({key for member in members for key in member.comparable_keys()}) < 2 * len(members):
             raise ProtocolError("malformed", "a roster with equal keys")
+        if self._noise is not None:  # whoever is left of the roster later
+            self._noise.check([members[place].name for place in sorted(roster.counted)])
+        self.announced = len(members)
         own = roster.places[self._name]
         others = [place for place in range(len(members)) if place != own]
         if roster.helpers < len(others):
@@ -730,6 +772,8 @@ class SumMember:
             self._held[shares.member] = both[:SHARE_SIZE], both[SHARE_SIZE:]
         self._included = included
         total = to_fixed_point(self._params, roster.weights[self._name])
+        if self._noise is not None:
+            self._noise.add(total, roster.weights[self._name] * FRACTION)
         add_mask(total, self_key(self._seed, roster.sum_id))
         for place in sorted(set(included) & set(self._helpers) | set(owners)):
             add_mask(total, roster.mask_key(self._masking, own, place), subtract=place < own)
@@ -744,6 +788,7 @@ class SumMember:
         if not set(survivors) <= set(self._included) or self._roster.places[self._name] not in survivors:
             raise ProtocolError("malformed", "survivors that are not included, or a list without this member")
         self._survivors = survivors
+        self.submitted = len(survivors)
         self._content = _survivors_content(self._roster.sum_id, _to_set(self._included, len(members)), data)
         self.signed = True
         return self._identity.sign(self._content)

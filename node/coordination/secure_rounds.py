@@ -20,6 +20,10 @@ a restarted node may train the same model again, from any of its checkpoints. So
 newest one that it has signed, which is never lowered. A node that is made to begin at round 0 again takes part again after
 that round.
 
+**Noise.** Under `privacy.central` a member adds noise to its model when it masks it, and counts on that of the others
+(p2pfl.central_noise). It goes on from the roster only if what the members claim suffices, whoever of them colludes or drops
+out, and announces itself only while the threshold stands the number of colluding members for which its budget is planned.
+
 **Threads.** Masks of many members take time, and the beats of an election must not wait for it: the member's steps and the
 coordinator's result are computed in other threads. A `SumMember` refuses a step that arrives before the last answer.
 """
@@ -39,6 +43,7 @@ from p2pfl._util.atomic_files import reason
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.failpoints import failpoint
 from p2pfl.algorithms.selection import fedavg
+from p2pfl.central_noise import FARTHEST, enough, integers
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.coordinator import StepResult
 from p2pfl.node.coordination.election_runner import ElectionRunner
@@ -46,8 +51,8 @@ from p2pfl.node.folder.facts import read_facts, update_facts
 from p2pfl.node.log import LOG
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peers import Peer
-from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Submission
+from p2pfl.privacy import SECRET, PrivacyPlan, SecretDraws, claimed_noise
 from p2pfl.protocols.election import Term
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
@@ -59,6 +64,7 @@ from p2pfl.protocols.secure_sums import (
     SumContext,
     SumMember,
     check_range,
+    hides_from,
     read_announcement,
     threshold_of,
 )
@@ -123,6 +129,7 @@ class SecureSums(NamedTuple):
         opened: what the node has agreed to open, also before it started.
         source: source of its secrets.
         log: receives an event if a sum is refused, or not opened.
+        plan: the plan of the node's privacy budget, if noise adds up in sums; else None.
     """
 
     identity: Identity
@@ -131,6 +138,7 @@ class SecureSums(NamedTuple):
     opened: OpenedRounds
     source: Secret = os.urandom
     log: EventLogger = LOG
+    plan: PrivacyPlan | None = None
 
 
 class Announced(Submission, frozen=True, gc=False, kw_only=True):
@@ -147,6 +155,21 @@ class Announced(Submission, frozen=True, gc=False, kw_only=True):
     reachable: Callable[[], bool]
 
 
+class SumState(NamedTuple):
+    """State of the sum of one round, as far as a member knows it.
+
+    Attributes:
+        announced, submitted: numbers of the members that have announced themselves, and whose masked models have arrived; 0
+            until the coordinator has said so.
+        opened: whether this member has been assigned the mean.
+    """
+
+    round: int
+    announced: int
+    submitted: int
+    opened: bool
+
+
 class _Asked(NamedTuple):
     """Step of a running sum.
 
@@ -159,11 +182,44 @@ class _Asked(NamedTuple):
     waiting: dict[str, Announced]
 
 
+class _Noise(NamedTuple):
+    """Noise of one submission; see p2pfl.protocols.secure_sums.SumNoise.
+
+    Attributes:
+        deviation: its standard deviation in a value of the model.
+        trained: number of values, from the start of the model, that have noise.
+        claims: returns the noise that another member claims to add.
+    """
+
+    plan: PrivacyPlan
+    name: str
+    deviation: float
+    trained: int
+    claims: Callable[[str], float]
+    source: Secret
+
+    def check(self, members: Sequence[str]) -> None:
+        claims = {name: self.claims(name) for name in members if name != self.name}
+        if not enough(self.plan, claims):
+            least = min(claims, key=lambda name: (claims[name], name), default=self.name)
+            raise ConfigurationError(
+                f"not submitted, because the noise of the members would not suffice for this node's privacy budget: {least}"
+                f" claims {claims.get(least, 0.0):.4g}, this node {self.plan.share * self.plan.privacy.clip:.4g}; give all"
+                " members the same privacy table with central = true, and start them with the same rounds",
+                "privacy.central",
+            )
+
+    def add(self, total: np.ndarray, unit: float) -> None:
+        draws = SecretDraws(self.source(SECRET), "noise of a sum")
+        total[: self.trained] += integers(draws.normals, self.trained, self.deviation * unit).view(np.uint64)
+
+
 class SecureRounds:
     """One node's part in secure sums: as a member, and while it is the coordinator.
 
     Args:
         size: P, the number of shared parameters.
+        trained: number of those, from the start, that the optimiser updates.
         deadline: seconds for which participants wait.
 
     Attributes:
@@ -172,15 +228,17 @@ class SecureRounds:
     """
 
     def __init__(
-        self, peering: PeerManager, election: ElectionRunner, sums: SecureSums, *, size: int, deadline: float
+        self, peering: PeerManager, election: ElectionRunner, sums: SecureSums, *, size: int, trained: int, deadline: float
     ) -> None:
         self._peering = peering
         self._election = election
         self._sums = sums
         self._size = size
+        self._trained = trained
         self._deadline = deadline
         self.assigned = self.missed = 0
         self.problem = ""
+        self._opened = 0  # the last round of which it has been assigned the mean
         self._said = ""  # the last reason in the log
         self._member: SumMember | None = None
         self._asked: dict[SumContext, _Asked] = {}  # a node may coordinate a later term before the sum of an earlier ends
@@ -200,12 +258,21 @@ class SecureRounds:
             return self._sums.identity.public
         return self._peering.peers[name].key if name in self._peering.peers else None
 
-    def record(self, assignment: Assignment | None) -> None:
+    @property
+    def latest(self) -> SumState | None:
+        """The state of the newest sum to which this node has announced itself; None before the first one."""
+        member = self._member
+        if member is None:
+            return None
+        return SumState(member.round, member.announced, member.submitted, self._opened == member.round)
+
+    def record(self, round: int, assignment: Assignment | None) -> None:
         """Count a round of this node."""
         if assignment is None:
             self.missed += 1
         else:
             self.assigned += 1
+            self._opened = round
             self.problem = self._said = ""
 
     # Member
@@ -215,13 +282,21 @@ class SecureRounds:
         """Whether this node has agreed to open the sum of its last submission."""
         return self._member is not None and self._member.signed
 
-    def accepts(self, round: int, params: Parameters) -> bool:
+    def accepts(self, submission: Submission) -> bool:
         """Return whether this node may submit a model of a round; log why not."""
         self._member = None
+        round, plan = submission.round, self._sums.plan
         try:
-            check_range(params)
+            check_range(submission.params, FARTHEST * submission.noise)
         except ConfigurationError as error:
             return self._refuse(round, str(error))
+        if plan is not None and not hides_from(plan.privacy.colluding, self.threshold, self._election.voters):
+            return self._refuse(
+                round,
+                f"not submitted, because a sum of {self.threshold} of {self._election.voters} members does not hide models"
+                f" from {plan.privacy.colluding} that collude (privacy.colluding); it needs a greater secure_threshold, or"
+                " fewer members",
+            )
         if round <= self._sums.opened.round:
             return self._refuse(
                 round,
@@ -237,6 +312,9 @@ class SecureRounds:
 
     def announce(self, submission: Submission, term: Term) -> Announcement:
         """Begin as a member of a sum, with new keys; return what to submit in place of the model."""
+        plan, noise = self._sums.plan, None
+        if plan is not None:
+            noise = _Noise(plan, self._peering.name, submission.noise, self._trained, self._claimed, self._sums.source)
         self._member = SumMember(
             self._peering.name,
             self._sums.identity,
@@ -246,13 +324,19 @@ class SecureRounds:
             keys=self._key_of,
             threshold=self.threshold,
             source=self._sums.source,
+            noise=noise,
         )
         return self._member.announcement
+
+    def _claimed(self, name: str) -> float:
+        """Return the noise that another member claims to add to what it submits."""
+        return claimed_noise(self._peering.peers[name].public_info) if name in self._peering.peers else 0.0
 
     async def answer(self, step: SumStep, payload: bytes) -> Payload | None:
         """Return this member's answer to a step; None if it cannot save that it agrees to open the sum.
 
         Raises:
+            ConfigurationError: the noise in the sum does not suffice; the member takes no further part.
             ProtocolError: the member takes no further part; see p2pfl.protocols.secure_sums.SumMember.
         """
         member = self._member
@@ -260,7 +344,11 @@ class SecureRounds:
             raise ProtocolError("not asked for", "a step of a secure sum that this member has not announced")
         if step == "survivors":
             failpoint("sum-submitted")
-        answer = await asyncio.get_running_loop().run_in_executor(None, member.answer, step, payload)
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(None, member.answer, step, payload)
+        except ConfigurationError as error:
+            self._refuse(member.round, str(error))
+            raise
         if self._member is not member:  # it has submitted again meanwhile: only the newer sum may be opened
             raise ProtocolError("not asked for", "a step of a secure sum that this member has left")
         if step == "shares":
@@ -309,6 +397,8 @@ class SecureRounds:
                     self._take(self._peering.name, announced.context, step, given.parts[0])
             except ProtocolError as error:
                 self._peering.rejected[error.cause] += 1
+            except ConfigurationError:  # it is in the log
+                pass
 
         def ask(step: SumStep, payload: Payload) -> None:
             self._peering.begin(answer(step, payload), f"{self._peering.name}: own part of a secure sum")

@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.coordinator import (
     Coordinator,
     PendingSubmission,
@@ -113,8 +114,8 @@ class CoordinationClient:
         sums = self._sums
         if sums is None:
             return await self._submit(submission)
-        assignment = await self._submit(submission) if sums.accepts(submission.round, submission.params) else None
-        sums.record(assignment)
+        assignment = await self._submit(submission) if sums.accepts(submission) else None
+        sums.record(submission.round, assignment)
         return assignment
 
     async def _submit(self, submission: Submission) -> Assignment | None:
@@ -277,6 +278,9 @@ class CoordinationClient:
         except ProtocolError as error:  # the member takes no further part
             self._peering.rejected[error.cause] += 1
             peer.offences[error.cause] += 1
+            self._resolve(pending, None)
+            return
+        except ConfigurationError:  # it is in the log
             self._resolve(pending, None)
             return
         if answer is not None:
@@ -618,7 +622,11 @@ def make_coordination_roles(
         group_size: members of a group, about; 0 without groups (see p2pfl.node.coordination.groups).
     """
     election, deadline, size = coordination.election, settings.deadline, layout.size
-    secure = None if sums is None else SecureRounds(peering, election, sums, size=size, deadline=deadline)
+    secure = (
+        None
+        if sums is None
+        else SecureRounds(peering, election, sums, size=size, trained=layout.n_trained, deadline=deadline)
+    )
     groups = Groups(peering, election, group_size, deadline, newest=newest) if group_size else None
     backend = MessageCoordinatorBackend(
         peering, election, layout, newest=newest, step=coordination.step, robust=settings.robust, sums=secure, groups=groups

@@ -76,6 +76,7 @@ from p2pfl.node.settings import Settings, detects
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, Fragment, Stage, Submission, Update
+from p2pfl.privacy import PrivacyPlan
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.secure_sums import Secret
@@ -438,6 +439,7 @@ def message_exchange(
     secrets: Secret = os.urandom,
     opened: OpenedRounds | None = None,
     claim: Mapping[str, float] = MappingProxyType({}),
+    plan: PrivacyPlan | None = None,
 ) -> MessageExchange:
     """Return the exchange of a node that reaches its neighbours over `transport`.
 
@@ -455,6 +457,7 @@ def message_exchange(
         secrets: source of the node's secrets.
         opened: the secure sums that the node has agreed to open; by default remembered until the process ends.
         claim: what the node tells its peers of its privacy budget; see p2pfl.privacy.claim_of.
+        plan: the plan of that budget, if the noise of all nodes adds up in secure sums; see p2pfl.central_noise.
     """
     layout, election = task.layout.shared, None if coordination is None else coordination.election
     keys = {id: member.key for id, member in roles.members.items()}
@@ -497,7 +500,7 @@ def message_exchange(
     loss = _loss(task, trainer) if scores else None
     secure = settings.secure_sums and coordination is not None
     kept = opened or OpenedRounds()
-    sums = SecureSums(identity, federation, settings.secure_threshold, kept, secrets, options.log) if secure else None
+    sums = SecureSums(identity, federation, settings.secure_threshold, kept, secrets, options.log, plan) if secure else None
     return MessageExchange(config, encoder or encoder_of(task, settings), loss, coordination, sums)
 
 

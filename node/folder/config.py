@@ -121,6 +121,8 @@ delta = 1e-5               # probability with which the bound may fail; below 1 
 clip = 1.0                 # greatest norm of a sample's gradient
 validation = "private"     # "public": everybody may see what validation data tell; "private": nothing looks at them
 when_spent = "merge"       # "merge": go on without training when the budget is spent; "stop": end the rounds
+central = false            # with secure_sums: the noise of all members adds up, so that each adds less
+colluding = 1              # with central: members, the coordinator included, who may put together what they know
 
 [end]                      # limits of all rounds together, after which this node ends before the last one; 0: no limit
 seconds = 0                # seconds of its rounds; waits for members at the start, and serving, do not count

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.machine import amount, free_memory
+from p2pfl.central_noise import check_central
 from p2pfl.errors import ConfigurationError, name_source
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.connectivity import Connectivity, Supervisor
@@ -179,9 +180,21 @@ class Assembly:
             planned = check_private_policy(privacy, self._policy, config.rounds)
             check_private_settings(privacy, config.patience, config.robust)
             task.check_private()
-            if len(task.public_info) > MOST_PUBLIC:
+            threshold = config.secure_threshold if config.secure_sums else 0
+            if privacy.central:
+                check_central(
+                    privacy,
+                    self._policy,
+                    planned,
+                    task,
+                    rounds=config.rounds,
+                    threshold=threshold,
+                    batch_size=batch_size_of(task),
+                )
+            most = MOST_PUBLIC - privacy.central
+            if len(task.public_info) > most:
                 raise ConfigurationError(
-                    f"under a privacy budget public_info of a task has at most {MOST_PUBLIC} entries, because the node adds"
+                    f"under a privacy budget public_info of a task has at most {most} entries, because the node adds"
                     f" its claim; the task has {len(task.public_info)}",
                     "privacy",
                     "task",
@@ -195,8 +208,10 @@ class Assembly:
                 secret=os.urandom,
                 found=read_ledger(folder),
                 log=self._log,
+                threshold=threshold,
             )
-        plan, noise = ledger.plan, ledger.plan.mechanism.noise
+        plan = ledger.plan
+        noise = plan.share or plan.mechanism.noise
         spent = plan.epsilon(ledger.steps)
         if self._ready.agreement is not None:
             agreement.check_spent(privacy, spent, self._ready.agreement)
@@ -349,7 +364,8 @@ class Assembly:
             "scores": asks_scores(self._policy),
             "claim": {}
             if self._ledger is None
-            else claim_of(self._config.privacy, self._ledger.plan.epsilon(self._ledger.steps)),
+            else claim_of(self._config.privacy, self._ledger.plan.epsilon(self._ledger.steps), self._ledger.plan.share),
+            "plan": None if self._ledger is None or not self._ledger.plan.share else self._ledger.plan,
             "fragments": fetches_fragments(self._policy),
             "opened": SavedOpenedRounds(self._ready.folder, b"" if membership is None else membership.federation),
         }

@@ -71,7 +71,14 @@ def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
         seen = exchange.election.seen
         state["election"] = {"coordinator": seen.coordinator, "term": str(seen.term), "problem": seen.problem}
     if exchange.coordination is not None and (sums := exchange.coordination.sums) is not None:
-        state["secure_sums"] = {"assigned": sums.assigned, "missed": sums.missed, "problem": sums.problem}
+        latest = None if sums.latest is None else sums.latest._asdict()
+        state["secure_sums"] = {
+            "assigned": sums.assigned,
+            "missed": sums.missed,
+            "problem": sums.problem,
+            "threshold": sums.threshold,
+            "latest": latest,
+        }
     return state
 
 
@@ -184,7 +191,7 @@ def privacy_state(node: Node) -> dict[str, Any]:
     """Return the privacy budget of a node and what it has spent of it in its life; {} without one.
 
     `epsilon` is spent of `budget`, at `delta`; `steps` are made of the `most` that fit; `refused` trainings were left out
-    since the start; `then` is what the node does without training.
+    since the start; `then` is what the node does without training. `central` is there if noise adds up in secure sums.
     """
     tracker = node.me.privacy
     if tracker is None:
@@ -196,7 +203,7 @@ def privacy_state(node: Node) -> dict[str, Any]:
             "budget": plan.privacy.epsilon,
             "delta": plan.privacy.delta,
             "clip": plan.privacy.clip,
-            "noise": plan.mechanism.noise,
+            "noise": plan.share or plan.mechanism.noise,
             "validation": plan.privacy.validation,
             "steps": tracker.steps,
             "most": plan.steps,
@@ -204,6 +211,7 @@ def privacy_state(node: Node) -> dict[str, Any]:
             "refused": tracker.refused,
             "then": plan.privacy.when_spent,
         }
+        | ({"central": {"colluding": plan.privacy.colluding, "threshold": plan.threshold}} if plan.share else {})
     }
 
 

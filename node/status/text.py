@@ -130,6 +130,18 @@ def _sums(state: Mapping[str, Any]) -> Iterator[Row]:
     if sums := state.get("secure_sums"):
         missed = f", {sums['missed']} rounds without one" if sums["missed"] else ""
         yield "secure sums", f"{sums['assigned']} assigned{missed}{f'; {problem}' if (problem := sums['problem']) else ''}"
+        if latest := sums.get("latest"):
+            yield f"sum of round {latest['round']}", _sum(latest, sums["threshold"], state["state"])
+
+
+def _sum(latest: Mapping[str, Any], threshold: int, now: str) -> str:
+    """Return the state of the newest secure sum."""
+    counts = f"{latest['submitted']} of {latest['announced']} submitted, {threshold} needed"
+    if latest["opened"]:
+        return f"{counts}: opened"
+    if not latest["announced"]:
+        counts = f"announced, {threshold} members needed"
+    return f"{counts}: not opened{' yet' if now in RUNNING else ''}"
 
 
 def _figures(state: Mapping[str, Any]) -> Iterator[Row]:
@@ -188,6 +200,14 @@ def _privacy(state: Mapping[str, Any]) -> Iterator[Row]:
     if not (row := state.get("privacy")):
         return
     yield "privacy", f"epsilon {row['epsilon']:.4g} of {row['budget']:g} spent, at delta {row['delta']:g}"
+    if central := row.get("central"):
+        yield (
+            "privacy",
+            (
+                f"holds for sums of at least {central['threshold']} members, with {central['colluding']} that collude, the"
+                " coordinator included; no single model leaves this node"
+            ),
+        )
     seen = "nothing looks at them" if row["validation"] == "private" else "not protected"
     yield "privacy", f"validation data {row['validation']}: {seen}"
     if row["refused"]:

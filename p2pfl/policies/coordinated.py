@@ -36,7 +36,7 @@ class CoordinatedFedAvg(FedAvg):
     previous: Extras = field(default_factory=dict, init=False, repr=False)
 
     def under_privacy(self, rounds: int) -> PlannedTraining | str:
-        return planned_averages(self, rounds)
+        return planned_averages(self, rounds)._replace(submits=not self.ft)
 
     async def aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
         self._forget_later_extras(me.round)
@@ -126,7 +126,7 @@ class CoordinatedFedProx(CoordinatedFedAvg, FedProx):
     only_mean: ClassVar[bool] = True
 
     def under_privacy(self, rounds: int) -> PlannedTraining | str:
-        return planned_averages(self, rounds)
+        return planned_averages(self, rounds)._replace(submits=not self.ft)
 
 
 def sender(submission: Submission) -> str:

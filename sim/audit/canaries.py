@@ -189,7 +189,7 @@ class _Trial:
             return
         gradients = self._attacked.gradients(release.start, self._canaries[node], plan.mechanism.clip).astype(np.float64)
         change = release.start.astype(np.float64) - release.model
-        noise = plan.mechanism.noise**2 / plan.rate
+        noise = (plan.mechanism.noise or plan.hidden) ** 2 / plan.rate  # of all submissions, if the steps have none
         for name, place in self._parts().items():
             part = gradients[:, place] / plan.mechanism.clip
             products = part @ part.T

@@ -19,7 +19,8 @@ def of_run(run: Run) -> dict[str, Any]:
     It has the number of nodes with a budget; of these the least and the greatest budget, delta, noise and rate; whether
     their validation data are `private` or `public`; `epsilon`, spent in the whole run: the greatest of a node, and the mean;
     and the same after some rounds, `by_round`. `refused` are trainings that budgets have refused. `correlated` is there if
-    neighbours add noise together, and epsilon then is that of `colluding` members; see `_of_edges`.
+    neighbours add noise together, `central` if noise adds up in secure sums, and epsilon then is that of `colluding`
+    members; see `_of_edges` and `_of_sums`.
     """
     if not run.scenario.privacy.wanted:
         return {}
@@ -52,6 +53,8 @@ def of_run(run: Run) -> dict[str, Any]:
     }
     if any(plan.mechanism.edges is not None for plan in plans.values()):
         found["correlated"] = _of_edges(trackers.values())
+    if any(plan.share for plan in plans.values()):
+        found["central"] = _of_sums(trackers.values())
     if refused := sum(tracker.refused for tracker in trackers.values()):
         found["refused"] = refused
     return found
@@ -68,6 +71,24 @@ def _of_edges(trackers: Collection[PrivacyTracker]) -> dict[str, Any]:
     edges = next(plan.mechanism.edges for plan in plans if plan.mechanism.edges is not None)
     return {
         "scale": edges.scale,
+        "colluding": plans[0].privacy.colluding,
+        "hidden": {"least": min(plan.hidden for plan in plans), "greatest": max(plan.hidden for plan in plans)},
+        "outside": max(tracker.plan.epsilon_outside(tracker.steps) for tracker in trackers),
+    }
+
+
+def _of_sums(trackers: Collection[PrivacyTracker]) -> dict[str, Any]:
+    """Return figures of noise that adds up in secure sums; see p2pfl.central_noise.
+
+    These are the least and the greatest noise of a submission, divided by the clip (`share`), the least number of members
+    of a sum (`threshold`), the number of members who may collude, the coordinator included (`colluding`), the least and the
+    greatest noise that protects a node against them (`hidden`, divided by the clip), and the greatest epsilon against
+    observers of the means who are no members (`outside`).
+    """
+    plans = [tracker.plan for tracker in trackers]
+    return {
+        "share": {"least": min(plan.share for plan in plans), "greatest": max(plan.share for plan in plans)},
+        "threshold": plans[0].threshold,
         "colluding": plans[0].privacy.colluding,
         "hidden": {"least": min(plan.hidden for plan in plans), "greatest": max(plan.hidden for plan in plans)},
         "outside": max(tracker.plan.epsilon_outside(tracker.steps) for tracker in trackers),

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from p2pfl._util.binding import split_name
 from p2pfl.algorithms.selection import fedavg
+from p2pfl.central_noise import FARTHEST, integers
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.coordinator import (
     Coordinator,
@@ -40,6 +41,7 @@ from p2pfl.policy import Assignment, Coordinated, Policy, PolicyStep, Submission
 from p2pfl.protocols.election import Term
 from p2pfl.protocols.secure_sums import (
     ANNOUNCEMENT_SIZE,
+    FRACTION,
     STEPS,
     SumSizes,
     check_range,
@@ -52,6 +54,7 @@ from p2pfl.protocols.secure_sums import (
 )
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.payload import encode_assignment, encode_submission
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.modelled_network import Gather, ModelledNetwork, ModelledPeer
@@ -189,7 +192,7 @@ class ModelledParticipant:
     def _in_range(self, submission: Submission) -> bool:
         """Return whether a model can be added up; log why not."""
         try:
-            check_range(submission.params)
+            check_range(submission.params, FARTHEST * submission.noise)
         except ConfigurationError as error:
             LOG.warning(f"{self._peer.name}, round {submission.round}: {error}", kind="sum-refused", round=submission.round)
             return False
@@ -289,11 +292,11 @@ class ModelledSum:
 
     def __init__(self, owner: ModelledPeer, submissions: Sequence[Submission], then: Callable[[StepResult], None]) -> None:
         self._owner = owner
-        self._models = {submission.sender: submission.params for submission in submissions}
+        self._submissions = sorted(submissions, key=lambda submission: submission.sender)
         self._samples = {submission.sender: submission.n_samples for submission in submissions}
         self._sizes = SumSizes(self._samples, owner.encoder.layout.size)
         self._threshold = threshold_of(owner.network.settings.secure_threshold, len(owner.network.peers))
-        self._remaining = remaining_of(len(self._models), self._threshold)
+        self._remaining = remaining_of(len(submissions), self._threshold)
         self._counted = counted_of(self._samples)
         self._included: Sequence[str] = ()
         self._survivors: Sequence[str] = ()
@@ -301,7 +304,7 @@ class ModelledSum:
 
     def begin(self) -> None:
         """Ask all members the first step."""
-        self._ask(0, sorted(self._models))
+        self._ask(0, [submission.sender for submission in self._submissions])
 
     def _ask(self, number: int, members: Sequence[str]) -> None:
         """Ask the members that have answered the steps so far another one; open the sum after the last one."""
@@ -350,8 +353,16 @@ class ModelledSum:
         if not weight:
             return StepResult({}, {}, {})
         total = np.zeros(self._owner.encoder.layout.size, np.uint64)
-        for name in self._survivors:
-            total += to_fixed_point(self._models[name], shares[name])
+        trained = self._owner.encoder.layout.n_trained
+        for submission in self._submissions:
+            name, noise = submission.sender, submission.noise
+            if name not in self._survivors:
+                continue
+            total += to_fixed_point(submission.params, shares[name])
+            if noise:  # see p2pfl.central_noise
+                draws = RandomStreams(self._owner.network.settings.seed, name).generator(submission.round, "noise of a sum")
+                added = integers(draws.standard_normal, trained, noise * shares[name] * FRACTION)
+                total[:trained] += added.view(np.uint64)
         weights = fedavg({name: self._samples[name] for name in self._survivors})
         mean = from_fixed_point(total, weight)
         return StepResult({name: Assignment(mean, weights) for name in weights}, {}, {})

@@ -12,6 +12,7 @@ import numpy as np
 
 from p2pfl._util.binding import split_name
 from p2pfl._util.shared_work import sharing
+from p2pfl.central_noise import centralise, check_central, enough
 from p2pfl.cohort import IdsOfEach
 from p2pfl.compression.codecs import Codec, make_codec
 from p2pfl.correlated_noise import MOST_NODES, correlate
@@ -27,6 +28,7 @@ from p2pfl.policies import make_policy
 from p2pfl.policy import Policy, check_topology
 from p2pfl.privacy import PrivacyPlan, check_private_policy, check_private_settings, plan_privacy
 from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.secure_sums import hides_from, threshold_of
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.formatting import count
 from p2pfl.sim.scenario.availability import Presence
@@ -273,7 +275,9 @@ def plan_of_privacy(
         f"privacy.delta of {count(loose, 'node')} is 1 / samples or more: the bound may fail for a whole sample; lower it"
     ]
     notes = notes if loose else []
-    if not scenario.privacy.correlated:
+    if any(plan is not None and plan.privacy.central for plan in plans):
+        return _central(scenario, tasks, plans), notes
+    if not any(plan is not None and plan.privacy.correlated for plan in plans):
         return plans, notes
     own = [found for found in plans if found is not None]
     _check_correlated(scenario, tasks, around, set(mixing))
@@ -288,6 +292,54 @@ def plan_of_privacy(
             " collude (privacy.colluding), or averages with neighbours leave too much of it"
         )
     return correlated, notes
+
+
+def _central(scenario: Scenario, tasks: Sequence[Task], plans: Sequence[PrivacyPlan | None]) -> Sequence[PrivacyPlan | None]:
+    """Return the plans of nodes whose noise adds up in secure sums, in place of plans with noise in each step.
+
+    Raises:
+        ConfigurationError: the sums do not hide single models, or the noise of others does not suffice for a node.
+    """
+    nodes, colluding = len(tasks), scenario.privacy.colluding
+    threshold = threshold_of(scenario.secure_threshold, nodes) if scenario.secure_sums else 0
+    found: list[PrivacyPlan] = []
+    for task, plan in zip(tasks, plans, strict=True):
+        if plan is None or not plan.privacy.central or plan.privacy.colluding != colluding:
+            raise ConfigurationError(
+                "noise that adds up in sums (privacy.central) needs the same members to collude, and the same key central,"
+                " for all nodes; remove them from by_group and by_node",
+                "privacy.central",
+                "privacy",
+            )
+        policy = policy_of(scenario, task)
+        planned = check_private_policy(plan.privacy, policy, scenario.rounds)
+        check_central(
+            plan.privacy,
+            policy,
+            planned,
+            task,
+            rounds=scenario.rounds,
+            threshold=threshold,
+            batch_size=batch_size_of(task),
+        )
+        found.append(centralise(plan, threshold))
+    if not hides_from(colluding, threshold, nodes):
+        raise ConfigurationError(
+            f"a sum of {threshold} of {nodes} nodes does not hide models from {colluding} that collude (privacy.colluding);"
+            " raise secure_threshold",
+            "privacy.colluding",
+            "secure_threshold",
+        )
+    claims = {str(k): plan.share * plan.privacy.clip for k, plan in enumerate(found)}
+    for k in {plan.share * plan.privacy.clip: k for k, plan in enumerate(found)}.values():  # one of each kind
+        if not enough(found[k], {name: each for name, each in claims.items() if name != str(k)}):
+            raise ConfigurationError(
+                f"the noise of the other nodes would not suffice for the privacy budget of node {k}, because theirs are"
+                " larger; give all nodes the same budget, without by_group and by_node",
+                "privacy.central",
+                "privacy",
+            )
+    return found
 
 
 def _check_correlated(scenario: Scenario, tasks: Sequence[Task], around: TopologyPlan, mixing: set[float]) -> None:

@@ -77,6 +77,7 @@ from p2pfl.node.peering.peering_config import Member
 from p2pfl.node.settings import End
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Coordinated, Policy, PolicyStep, Update, asks_scores, fetches_fragments
+from p2pfl.privacy import PrivacyPlan, claim_of
 from p2pfl.protocols.election import Electorate
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.queries import Loss
@@ -359,6 +360,7 @@ class Simulation:
                 scores=scores,
                 fragments=fragments,
                 secrets=RandomStreams(scenario.seed, name).generator(0, "secure sums").bytes,
+                **_of_sums(plan.privacy[k] if plan.privacy else None),
             )
 
         return make
@@ -551,6 +553,13 @@ def forge_for_victims(attack: AttackPlan, view: HonestView, exchanges: Sequence[
 def _loss(trainer: BatchedTrainer, params: Parameters) -> Future[np.ndarray]:
     """Request the loss of a model on a node's training data; the result is float [1]."""
     return trainer.submit(Loss([params], "train"))
+
+
+def _of_sums(plan: PrivacyPlan | None) -> dict[str, Any]:
+    """Return the arguments of an exchange whose noise adds up in secure sums; {} for any other one."""
+    if plan is None or not plan.share:
+        return {}
+    return {"claim": claim_of(plan.privacy, share=plan.share), "plan": plan}
 
 
 def _election(plan: RunPlan, loop: VirtualLoop, name: str) -> ElectionRunner:

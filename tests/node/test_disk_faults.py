@@ -10,7 +10,8 @@ further fault. In both runs the node must do one of these:
 
 Everything else is a violation: a traceback, a hang, another exit code, more than one line, or a state that is wrong
 without a word. The state is what a node must never lose in silence: its keys, the number of its starts, the membership
-log, the checkpoint, its vote, its budget, and the notes of its tokens.
+log, the checkpoint, its vote, its budget, the notes of its tokens, and the ledger of its privacy budget. A node with such a
+budget, in a ground of its own, must never make more private steps than the ledger on its disk has.
 
 `python -m tests.node.test_disk_faults` runs the whole matrix, and prints the cases and the number of each outcome.
 """
@@ -30,6 +31,7 @@ import tempfile
 import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,7 @@ from p2pfl.node.coordination.election_runner import FileVotes
 from p2pfl.node.federation import invitations, membership_changes, membership_file
 from p2pfl.node.folder import config, incarnation
 from p2pfl.node.log import LOG
+from p2pfl.node.privacy_ledger import PrivacyLedger, read_ledger
 from p2pfl.protocols.election import Ballot, Term
 from p2pfl.protocols.errors import IdentityError
 from p2pfl.protocols.identity import Identity
@@ -77,6 +80,12 @@ deadline = {deadline}
 members = {members}
 task = {{name = "concept-shift", samples = 4, test = 4}}
 policy = {{name = "{policy}"}}
+"""
+PRIVATE = """
+patience = 0
+[privacy]
+epsilon = 8
+validation = "public"
 """
 
 
@@ -118,9 +127,10 @@ class Ground:
         expected: the state of alice.
     """
 
-    def __init__(self, root, deadline=0.05, members=1, policy="coordinated-fedavg"):
+    def __init__(self, root, deadline=0.05, members=1, policy="coordinated-fedavg", private=False):
         self.root = root
-        nodes = Processes(root, ("alice", "bob"), TOML.format(deadline=deadline, members=members, policy=policy))
+        toml = TOML.format(deadline=deadline, members=members, policy=policy) + PRIVATE * private
+        nodes = Processes(root, ("alice", "bob"), toml)
         self.alice, self.bob = nodes.folders["alice"], nodes.folders["bob"]
         text = (self.alice / "node.toml").read_text()
         version = membership_file.member_of(self.alice).membership_version
@@ -189,6 +199,7 @@ class State:
     term: tuple = (0, 0)
     budget: tuple = ()
     used: bool = False
+    steps: int = 0
 
 
 def state_of(folder):
@@ -215,6 +226,8 @@ def state_of(folder):
         state.budget = (budget.models, budget.held, budget.bytes)
     with contextlib.suppress(*quiet):
         state.used = bool(invitations.read_note(folder, SECRET).used_by)
+    with contextlib.suppress(*quiet):
+        state.steps = found.made if (found := read_ledger(folder)) else 0
     return state
 
 
@@ -227,6 +240,7 @@ WHERE = {
     "term": ("vote", "facts"),
     "budget": ("node.toml",),
     "used": ("invitations",),
+    "steps": ("ledger", "facts", "checkpoint"),
 }  # the files that hold each part of the state
 
 
@@ -299,6 +313,7 @@ class FaultyDisk(SystemDisk):
         unreadable, unwritable: paths that fail.
         broken: the error of every write; 0 for none.
         kill_at: number of the change of a file at which the process ends; 0 for none.
+        fail_at: number of the change of a file that fails once with an I/O error; 0 for none.
     """
 
     def __init__(self):
@@ -306,6 +321,7 @@ class FaultyDisk(SystemDisk):
 
     def reset(self):
         self.unreadable, self.unwritable, self.broken, self.kill_at, self.changes = set(), set(), 0, 0, 0
+        self.fail_at = 0
 
     def _change(self, *paths, half=None):
         if self.broken:
@@ -314,6 +330,8 @@ class FaultyDisk(SystemDisk):
         if bare & self.unwritable:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(paths[0]))
         self.changes += 1
+        if self.changes == self.fail_at:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(paths[0]))
         if self.kill_at and self.changes >= self.kill_at:
             if half and self.changes == self.kill_at:
                 half()
@@ -428,8 +446,8 @@ class Case:
     """A fault.
 
     Attributes:
-        moment: "stopped", "running", "killed at N", or the error of the disk: "full", "read-only", from the start or
-            from round 1 of the run on.
+        moment: "stopped", "running", "killed at N", "failing at N", or the error of the disk: "full", "read-only", from the
+            start or from round 1 of the run on.
         damages: pairs of a file and the kind of its damage.
         peer: whether bob runs, and has seen the newest state.
     """
@@ -454,8 +472,8 @@ def limited(case):
 def judge(case, run, after, expected):
     """Return the outcome of a run, with what is wrong after a colon."""
     names = [name for name, _ in case.damages]
-    if case.moment.startswith(("full", "read-only", "killed")):
-        names += STATE  # the disk itself is at fault
+    if case.moment.startswith(("full", "read-only", "killed", "failing")):
+        names += (*STATE, "ledger")  # the disk itself is at fault
     if run.fault:
         return f"violation: {run.fault}"
     if run.code in (1, 2):
@@ -475,7 +493,7 @@ def judge(case, run, after, expected):
         was, now = getattr(expected, part), getattr(after, part)
         if part == "starts" and run.code == 0:
             right = now > was
-        elif part in ("starts", "membership", "round", "term"):
+        elif part in ("starts", "membership", "round", "term", "steps"):
             right = now >= was
         else:
             right = now == was
@@ -514,6 +532,8 @@ def play(case, ground):
             harm()
         if moment == "killed":
             disk.kill_at = int(where.removeprefix("at "))
+        elif moment == "failing":
+            disk.fail_at = int(where.removeprefix("at "))
         elif where == "from the start":
             break_disk()
         elif where == "from round 1":
@@ -566,6 +586,19 @@ def disks():
 def kills():
     for number in range(1, 60):
         yield Case(f"killed at {number}")
+
+
+def private():
+    """Yield the cases of a node with a privacy budget: damages of its count of steps, and each write that fails."""
+    files = ("ledger", "facts", "checkpoint")
+    for moment, name, how in itertools.product(("stopped", "running"), files, DAMAGES):
+        yield Case(moment, ((name, how),))
+    for (a, b), how in itertools.product(itertools.combinations(files, 2), ("emptied", "old", "removed")):
+        yield Case("stopped", ((a, how), (b, how)))
+    for kind, where in itertools.product(("full", "read-only"), ("from the start", "from round 1")):
+        yield Case(f"{kind} {where}")
+    for kind, number in itertools.product(("killed", "failing"), range(1, 60)):
+        yield Case(f"{kind} at {number}")
 
 
 def peers():
@@ -643,6 +676,54 @@ def test_fault_on_disk_is_survived_or_named(ground, case, outcome, text):
     assert text in runs[0].words
 
 
+@pytest.fixture(scope="module")
+def private_ground(tmp_path_factory):
+    pytest.importorskip("dp_accounting")
+    return Ground(tmp_path_factory.mktemp("private"), private=True)
+
+
+@contextlib.contextmanager
+def counted_trainings(folder):
+    """Check before each private training that the ledger on the disk has its steps, and those of all before it.
+
+    Yields a list of the steps that the ledger had at each training.
+    """
+    usual, found = PrivacyLedger.draw_key, []
+
+    def draw_key(ledger):
+        found.append(read_ledger(folder, SystemDisk()).made)
+        return usual(ledger)
+
+    PrivacyLedger.draw_key = draw_key
+    try:
+        yield found
+    finally:
+        PrivacyLedger.draw_key = usual
+
+
+PRIVATE_SPREAD = [
+    (faults(("ledger", "emptied")), "refused", "which counts the private steps, is damaged; restore its newest copy"),
+    (faults(("ledger", "old")), "refused", "restore its newest copy"),
+    (faults(("ledger", "removed")), "refused", "restore its newest copy"),
+    (faults(("ledger", "folder"), moment="running"), "noted", "this node does not train until it can"),
+    (faults(("ledger", "read-only")), "noted", "this node does not train until it can"),
+    (faults(moment="full from round 1"), "refused", "No space left on device"),
+    *((faults(moment=f"{kind} at {number}"), None, "") for kind in ("killed", "failing") for number in range(1, 16)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "outcome", "text"), PRIVATE_SPREAD, ids=[str(case) for case, _, _ in PRIVATE_SPREAD])
+def test_no_private_training_is_missing_in_the_ledger(private_ground, case, outcome, text):
+    before = private_ground.expected.steps
+    with counted_trainings(private_ground.alice) as trainings:
+        first, second, runs = play(case, private_ground)
+    assert first == outcome or (outcome is None and not first.startswith("violation")), (first, runs[0].words)
+    assert not second.startswith("violation"), (second, runs[1].words)
+    assert text in runs[0].words
+    assert all(made > earlier for earlier, made in itertools.pairwise([before, *trainings]))  # each has steps of its own
+
+
 @pytest.mark.slow
 def test_lost_key_is_never_replaced(ground):
     for name in ("key.pem", "admission.pem"):
@@ -702,9 +783,13 @@ def main_of_matrix():
     parser.add_argument("-v", "--verbose", action="store_true", help="print the lines of each node")
     options = parser.parse_args()
     counts = Counter()
-    for cases, settings in ((matrix(), {}), (peers(), {"deadline": 5.0, "members": 2})):
+    for cases, settings in (
+        (matrix(), {}),
+        (private(), {"private": True}),
+        (peers(), {"deadline": 5.0, "members": 2}),
+    ):
         chosen = [case for case in cases if options.only in str(case)]
-        if chosen:
+        if chosen and not (settings.get("private") and find_spec("dp_accounting") is None):
             with tempfile.TemporaryDirectory(prefix="p2pfl-disk-") as root:
                 counts += report(chosen, Ground(Path(root), **settings), options.verbose)
     print(f"{counts.total()} cases: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common()))

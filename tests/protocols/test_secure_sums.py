@@ -105,6 +105,63 @@ def test_sum_opens_with_threshold_whoever_drops_out(n, seed, data):
         assert np.all(np.abs(mean - group.exact(survivors)) <= group.error_bound(survivors))
 
 
+class Added:
+    """Noise of a member: one integer in each value, if there are enough others."""
+
+    def __init__(self, amount, least):
+        self.amount, self.least = amount, least
+
+    def check(self, members):
+        if len(members) < self.least:
+            raise ConfigurationError("too few others")
+
+    def add(self, total, unit):
+        self.unit = unit
+        total += np.uint64(self.amount)
+
+
+def noisy(group, name, noise):
+    arguments = (name, identity(name), CONTEXT, group.models[name], group.samples[name])
+    return SumMember(*arguments, keys=key_of, threshold=group.threshold, source=group.source, noise=noise)
+
+
+def joined(group, noises):
+    """Replace members by some that add noise."""
+    for name, noise in noises.items():
+        group.members[name] = noisy(group, name, noise)
+    announced = [member.announcement for member in group.members.values()]
+    group.collector = SumCollector(CONTEXT, announced, group.threshold, SIZE)
+    return group
+
+
+def test_noise_of_members_adds_up_in_the_sum():
+    noises = {f"n{k:02}": Added(2**40 * (k + 1), 4) for k in range(4)}
+    group = joined(Group(4), noises)
+    assert group.run()
+    mean, _ = group.collector.result()
+    assert np.allclose(mean, group.exact(group.names) + (1 + 2 + 3 + 4) * 2.0**40 / sums.FRACTION, atol=1e-6)
+    total = sum(group.samples.values())
+    assert noises["n00"].unit == group.samples["n00"] / total * sums.FRACTION
+    assert {(member.announced, member.submitted) for member in group.members.values()} == {(4, 4)}
+
+
+def test_member_whose_noise_does_not_suffice_gives_no_shares():
+    group = joined(Group(4), {"n00": Added(0, 5)})
+    request = group.collector.request("roster", "n00") if group.collector.begin("roster") else None
+    with pytest.raises(ConfigurationError, match="too few others"):
+        group.members["n00"].answer("roster", request)
+    with pytest.raises(ProtocolError):
+        group.members["n00"].answer("shares", b"")
+
+
+@pytest.mark.parametrize(
+    ("colluding", "threshold", "voters", "hidden"),
+    [(1, 4, 6, True), (2, 4, 6, False), (2, 5, 6, True), (1, 101, 150, True), (50, 120, 150, False), (30, 120, 150, True)],
+)
+def test_colluding_members_from_which_sums_hide(colluding, threshold, voters, hidden):
+    assert sums.hides_from(colluding, threshold, voters) == hidden
+
+
 @pytest.fixture
 def sparse(monkeypatch):
     """Make the graph of forty members sparse."""

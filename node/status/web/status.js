@@ -105,6 +105,7 @@ function showBanners() {
     state.broker && ["warn", `Broker: ${state.broker}`],
     ["waiting", "running"].includes(state.state) && state.election?.problem && ["warn", `Degraded: ${state.election.problem}. Until there is one, the node learns alone.`],
     Object.keys(state.faults ?? {}).length && ["warn", `Errors, please report them: ${Object.entries(state.faults).map(([part, n]) => `${part} ${n}`).join(", ")}. The log has the details.`],
+    state.secure_sums?.problem && ["warn", `Secure sums: ${state.secure_sums.problem}.`],
     state.refused_by_budget && ["info", `${count(state.refused_by_budget, "model")} left out because of the budget so far.`],
   ].filter(Boolean);
   draw($("banners"), problems, () => problems.map(([kind, text]) => el("p", { class: `banner ${kind}` }, text)));
@@ -128,15 +129,20 @@ function showTiles(rows) {
     ["Received in the last round", last ? bytes(last.bytes_in) : "–", budget.bytes ? `models ${bytes(last?.budget_bytes ?? 0)} of ${bytes(budget.bytes.limit)}` : "no limit", budget.bytes && last ? (last.budget_bytes ?? 0) / budget.bytes.limit : undefined],
   ];
   if (state.election) tiles.push(["Coordinator", state.election.coordinator ?? "none", `term ${state.election.term}`]);
+  if (state.secure_sums) {
+    const { assigned, missed, threshold, latest } = state.secure_sums;
+    const now = latest ? `round ${latest.round}: ${latest.submitted} of ${latest.announced} submitted, ${threshold} needed, ${latest.opened ? "opened" : "not opened"}` : `${threshold} members needed`;
+    tiles.push(["Secure sums", `${assigned} assigned`, `${now}${missed ? `; ${count(missed, "round")} without one` : ""}`]);
+  }
   const cost = state.cost ?? {};
   if (isNumber(cost.joules) && cost.trainings) { // only where the machine counts energy
     const share = budget.joules ? cost.joules / budget.joules.limit : undefined;
     tiles.push(["Energy of trainings", `${cost.joules.toLocaleString("en", { maximumFractionDigits: 1 })} J`, `${count(cost.trainings, "training")}, ${seconds(cost.train_s)} of computing${budget.joules ? `, budget ${budget.joules.limit} J` : ""}`, share]);
   }
   if (state.privacy) {
-    const { epsilon, budget: most, delta, validation, refused, then } = state.privacy;
+    const { epsilon, budget: most, delta, validation, refused, then, central } = state.privacy;
     const spent = refused ? `; spent: the node ${then === "stop" ? "ends its rounds" : "goes on without training"}` : "";
-    tiles.push(["Privacy: epsilon spent", `${epsilon.toPrecision(3)} of ${most}`, `delta ${delta}, validation data ${validation}${spent}`, Math.min(1, epsilon / most)]);
+    tiles.push(["Privacy: epsilon spent", `${epsilon.toPrecision(3)} of ${most}`, `delta ${delta}, validation data ${validation}${central ? `, for sums of ${central.threshold} or more, with ${central.colluding} colluding` : ""}${spent}`, Math.min(1, epsilon / most)]);
   }
   if (budget.held) tiles.push(["Models held now", `${budget.held.used}`, `budget ${budget.held.limit}`, budget.held.used / budget.held.limit]);
   draw($("tiles"), tiles, () => tiles.map(([name, value, note, part]) => el("div", { class: "tile" },

@@ -23,7 +23,7 @@ from p2pfl.policies.ditto import Ditto
 from p2pfl.policies.fedpref import FedPref
 from p2pfl.policies.fedrep import FedRep
 from p2pfl.policies.per_fedavg import PerFedAvg
-from p2pfl.policy import needs_only_mean
+from p2pfl.policy import Submission, needs_only_mean
 from p2pfl.protocols import secure_sums
 from p2pfl.protocols.secure_sums import SumContext, SumMember
 from p2pfl.protocols.wire import messages as m
@@ -214,8 +214,10 @@ def test_newest_signed_round_is_never_lowered(tmp_path):
 
     lines = []
     sums = SecureSums(KEYS["alice"], FEDERATION, 0, opened, log=log_to(lines))
-    rounds = SecureRounds(None, None, sums, size=SIZE, deadline=1.0)
-    assert [round for round in (1, 7, 8, 9, 10, 11) if rounds.accepts(round, own("alice", round))] == [11]
+    rounds = SecureRounds(None, None, sums, size=SIZE, trained=SIZE, deadline=1.0)
+    assert [
+        round for round in (1, 7, 8, 9, 10, 11) if rounds.accepts(Submission("alice", round, own("alice", round), 10))
+    ] == [11]
     assert len(lines) == 5
     assert "already signed the secure sum of round 10; it takes part again after that round" in str(lines[0])
 

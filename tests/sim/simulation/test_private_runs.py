@@ -1,11 +1,12 @@
 """Privacy budgets in simulations: enforced, accounted by round, and without effect where there is none."""
 
 from dataclasses import replace
+from math import sqrt
 
 import numpy as np
 import pytest
 
-from p2pfl import Adam
+from p2pfl import SGD, Adam
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.console import print_table
 from p2pfl.sim.results.results import result_of, summarise
@@ -141,7 +142,7 @@ def test_run_where_neighbours_may_collude_says_that_edges_have_no_use():
         ({"task": SMALL["task"] | {"private": "head"}}, "without private parameters"),
         ({"task": {"name": f"{__name__}:with_adam"}}, "the optimiser sgd"),
         ({"privacy": CORRELATED["privacy"] | {"by_node": {"1": {"epsilon": 4}}}}, "one budget for all nodes"),
-        ({"privacy": {"epsilon": 8, "colluding": 2}}, r"set privacy.correlated = true, or remove it"),
+        ({"privacy": {"epsilon": 8, "colluding": 2}}, "set privacy.correlated or privacy.central to true, or remove it"),
         ({"privacy": CORRELATED["privacy"] | {"colluding": -1}}, "privacy.colluding must be 0 or more"),
     ],
 )
@@ -169,3 +170,101 @@ def test_runs_in_which_noise_would_not_cancel_are_refused(changes, message):
 def test_what_would_leak_is_refused_before_the_run(changes, message):
     with pytest.raises(ConfigurationError, match=message):
         run(scenario(**({"privacy": {"epsilon": 8}} | changes)))
+
+
+CENTRAL = {
+    "policy": {"name": "coordinated-fedavg"},
+    "nodes": 6,
+    "task": SMALL["task"] | {"batch_size": 32, "momentum": 0.0},
+    "secure_sums": True,
+    "privacy": {"epsilon": 8, "central": True},
+}
+
+
+def with_momentum(part, seed):
+    task = make_task("digits", {"samples": 32, "shared": True, "batch_size": 32}, part, seed)
+    return replace(task, optimizer=SGD(0.1, momentum=0.9))
+
+
+def central(**changes):
+    return scenario(**(CENTRAL | changes))
+
+
+def test_noise_that_adds_up_in_sums_is_accounted_and_reported():
+    found = result_of(run(central())).summary["privacy"]
+    local = result_of(run(central(privacy={"epsilon": 8}))).summary["privacy"]
+    assert 7.9 < found["epsilon"]["greatest"] <= 8
+    assert found["epsilon"] == local["epsilon"]
+    told = found["central"]
+    assert (told["threshold"], told["colluding"]) == (5, 1)
+    assert told["share"]["greatest"] * 2 == pytest.approx(told["hidden"]["least"])  # of five survivors, four are honest
+    assert told["hidden"]["greatest"] == local["noise"]["greatest"]
+    assert told["outside"] < found["epsilon"]["greatest"]
+    assert "central" not in local
+
+
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+def test_released_means_have_the_noise_of_all_members(fidelity):
+    """Two runs differ in the noise alone: the members' own models are alike, and the means differ by the planned noise."""
+    runs = [Simulation(central(rounds=1, fidelity=fidelity, task=CENTRAL["task"] | {"lr": 0.1})) for _ in range(2)]
+    for node in runs[1].nodes.values():
+        node.me.deviation = lambda _: 1e-7
+    share = runs[0].plan.privacy[0].share
+    noisy, nearly = (next(iter(each.run().nodes.values())).me.params for each in runs)
+    expected = 0.1 * share * sqrt(6) / (6 * 32)
+    assert np.std(noisy - nearly) == pytest.approx(expected, rel=0.05)
+
+
+def test_member_does_not_join_a_sum_with_less_noise_than_it_needs():
+    simulation = Simulation(central(fidelity="wire", rounds=2))
+    greedy, *others = simulation.nodes.values()
+    greedy.exchange.peering.public_info["privacy.sum_noise"] *= 0.9
+    result = simulation.run()
+    assert all(node.exchange.coordination.sums.assigned == 0 for node in result.nodes.values())
+    problems = [node.exchange.coordination.sums.problem for node in others]
+    assert (
+        sum(f"{greedy.name} claims" in problem for problem in problems) >= 4
+    )  # the coordinator says what it could not open
+
+
+def test_node_without_an_assignment_drops_its_step_and_does_not_submit_without_one():
+    simulation = Simulation(central())
+    first, *others = simulation.nodes.values()
+    start = first.me.params.copy()
+    first.me.privacy.plan = first.me.privacy.plan._replace(steps=2)
+    result = simulation.run()
+    edges = result.recorder.edges_table()
+    assert set(edges["round"][edges["src"] == 0]) == {1, 2}  # two steps were in its budget
+    assert set(edges["round"][edges["src"] == 1]) == {1, 2, 3, 4, 5}
+    assert not np.array_equal(first.me.params, start)
+    assert not np.array_equal(first.me.params, others[0].me.params)
+
+
+def test_sum_that_is_not_opened_leaves_the_model_as_it_was():
+    simulation = Simulation(central(secure_threshold=6, network={"loss": 0.9}, rounds=2))
+    start = simulation.plan.initial
+    result = simulation.run()
+    assert all(np.array_equal(node.me.params, start) for node in result.nodes.values())
+    assert all(node.me.privacy.steps == 2 for node in result.nodes.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policy": {"name": "dsgd"}, "secure_sums": False}, "a policy that submits each training to a secure sum"),
+        ({"policy": {"name": "coordinated-fedavg", "ft": "replace-last"}}, "without ft"),
+        ({"policy": {"name": "coordinated-fedavg", "reported_stage": "trained"}}, 'reported_stage = "merged"'),
+        ({"policy": {"name": "coordinated-fedavg", "epochs": 2}}, "one step in each round.*set epochs = 1"),
+        ({"task": CENTRAL["task"] | {"batch_size": 16}}, "set batch_size to 32 or more for this one, got 16"),
+        ({"task": {"name": f"{__name__}:with_momentum"}}, "the optimiser sgd without momentum"),
+        ({"secure_sums": False}, "secure_sums = true"),
+        ({"privacy": CENTRAL["privacy"] | {"colluding": 5}}, "raise secure_threshold above 5"),
+        ({"privacy": CENTRAL["privacy"] | {"colluding": 4}}, "a sum of 5 of 6 nodes does not hide models from 4"),
+        ({"privacy": CENTRAL["privacy"] | {"correlated": True}}, "remove one of them"),
+        ({"privacy": CENTRAL["privacy"] | {"by_node": {"1": {"epsilon": 4}}}}, "would not suffice .* of node 1"),
+        ({"privacy": {"epsilon": 8, "by_node": {"1": {"central": True}}}}, "remove them from by_group and by_node"),
+    ],
+)
+def test_runs_in_which_noise_would_not_add_up_are_refused(changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        run(central(**changes))
