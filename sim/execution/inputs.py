@@ -299,6 +299,8 @@ def settings_of(job: Scenario, without: Collection[str]) -> dict[str, str]:
     table = msgspec.to_builtins(job, enc_hook=str)
     if not job.privacy.wanted:  # figures that were recorded before there was this key stay valid
         del table["privacy"]
+    elif not job.privacy.central:
+        del table["privacy"]["central"]
     found = dict(_flatten("", table))
     return {key: value for key, value in {"p2pfl": __version__, **found}.items() if key not in {"paper", *without}}
 
