@@ -92,6 +92,7 @@ DRAWN = 2**11  # draws of samples that are made at once
 _ANGLE, _ANGLES = np.uint64(24), np.uint64(2**24 - 1)  # bits of a word, and the numbers that they make
 ORDERS = (*range(2, 64), 80, 128, 256, 512)  # of Renyi divergences
 SECRET = 32  # bytes of the key of a training's draws
+BLOCK = 2**17  # values of noise of several nodes that are made at once, in the cache
 AT_ONCE = 2**16  # values of noise that are made at once from a keystream
 
 
@@ -395,6 +396,11 @@ class StepDraws:
                 edge = RandomStreams(streams.seed, f"noise of\0{low}\0{high}").generator(query.round, query.purpose)
                 self._edges.append((edge, np.add if own == low else np.subtract))
 
+    @property
+    def generator(self) -> np.random.Generator | None:
+        """The generator of the noise, if all of it comes from this one."""
+        return None if isinstance(self._noise, SecretDraws) or self._edges else self._noise
+
     def batch(self) -> np.ndarray:
         """Return the samples of the next step, ascending; int64 [b], b >= 0."""
         found = next(self._drawn, None)
@@ -425,6 +431,25 @@ class StepDraws:
             add(out, part, out=out)
 
 
+def draw_noise(draws: Sequence[StepDraws], out: np.ndarray, scales: Sequence[float]) -> None:
+    """Write the noise of the next step of some nodes, with the same bits as `StepDraws.noise` of each.
+
+    Args:
+        out: float32 [K, P].
+        scales: standard deviations of the nodes' own noise, [K].
+    """
+    generators = [each.generator for each in draws]
+    known = [each for each in generators if each is not None]
+    if len(known) < len(generators):
+        for each, row, scale in zip(draws, out, scales, strict=True):
+            each.noise(row, scale)
+        return
+    size = max(1, BLOCK // out.shape[1])
+    for start in range(0, len(known), size):
+        part = slice(start, start + size)
+        _normals(known[part], out[part], np.array(scales[part]))
+
+
 def draw_normals(generator: np.random.Generator, out: np.ndarray, scale: float) -> None:
     """Write normal numbers by the transform of Box and Muller (1958).
 
@@ -436,22 +461,29 @@ def draw_normals(generator: np.random.Generator, out: np.ndarray, scale: float) 
         out: float32 [P].
         scale: standard deviation of the numbers.
     """
-    half = -(-len(out) // 2)
-    words = generator.bit_generator.random_raw(half)
+    _normals([generator], out[None], np.array([scale]))
+
+
+def _normals(generators: Sequence[np.random.Generator], out: np.ndarray, scales: np.ndarray) -> None:
+    """Write normal numbers of some generators, float32 [K, P], with the standard deviations [K]."""
+    half = -(-out.shape[1] // 2)
+    words = np.empty((len(generators), half), np.uint64)
+    for generator, row in zip(generators, words, strict=True):
+        row[:] = generator.bit_generator.random_raw(half)
     radii = (words >> _ANGLE).view(np.int64).astype(np.float32)
     radii += np.float32(0.5)
     radii *= np.float32(2**-40)
     np.log(radii, out=radii)
-    radii *= np.float32(-2 * scale**2)
+    radii *= (-2 * scales**2).astype(np.float32)[:, None]
     np.sqrt(radii, out=radii)
     words &= _ANGLES
     angles = words.view(np.int64).astype(np.float32)
     angles *= np.float32(2 * pi / 2**24)
-    first, second = out[:half], out[half:]
+    first, second = out[:, :half], out[:, half:]
     np.cos(angles, out=first)
     first *= radii
     np.sin(angles, out=angles)
-    np.multiply(angles[: len(second)], radii[: len(second)], out=second)
+    np.multiply(angles[:, : second.shape[1]], radii[:, : second.shape[1]], out=second)
 
 
 class SecretDraws:

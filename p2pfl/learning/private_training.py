@@ -34,7 +34,7 @@ from p2pfl.learning.modules import seeded
 from p2pfl.learning.optimizers import Optimizer, State, at_round
 from p2pfl.learning.rule_gradients import resting
 from p2pfl.learning.torch_problem import TorchProblem
-from p2pfl.privacy import StepDraws, check_rule
+from p2pfl.privacy import StepDraws, check_rule, draw_noise
 from p2pfl.queries import Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.update_rules import Mechanism
@@ -156,8 +156,7 @@ class PrivateTraining:
         rest = None if still is None else weights[:, still].clone()
         for _ in range(draws[0].steps):
             noise = np.empty((len(draws), self._n), np.float32)
-            for each, row, scale in zip(draws, noise, scales, strict=True):
-                each.noise(row, scale)
+            draw_noise(draws, noise, scales)
             total = torch.from_numpy(noise).to(device)
             self._add_sums(total, samples, models, [each.batch() for each in draws], (clips, shares))
             if anchors is not None:
@@ -181,12 +180,13 @@ class PrivateTraining:
             x, y = samples.pick([0], batches[0][None])
             total.add_(self._sum_by_vmap(models[0], x[0], y[0], clips[0])[None] * shares)
             return
-        widths = np.array([max(1, -(-len(batch) // WIDTH)) * WIDTH for batch in batches])
+        sizes = np.array([len(batch) for batch in batches])
+        widths = np.maximum(1, -(-sizes // WIDTH)) * WIDTH
         for width in np.unique(widths).tolist():
             rows = np.flatnonzero(widths == width)
-            index, there = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), np.bool_)
-            for place, k in enumerate(rows.tolist()):
-                index[place, : len(batches[k])], there[place, : len(batches[k])] = batches[k], True
+            there = np.arange(width) < sizes[rows, None]
+            index = np.zeros(there.shape, np.int64)
+            index[there] = np.concatenate([batches[k] for k in rows.tolist()])
             x, y = samples.pick(rows.tolist(), index)
             which, counted = torch.from_numpy(rows).to(self._device), torch.from_numpy(there).to(self._device)
             self._add_sums_of_chain((total, models, which), (x.flatten(2), y, counted), clips[which], shares[which])
@@ -235,9 +235,9 @@ class PrivateTraining:
             scaled = each.mul_(factors)
             if wild is not None:  # 0 times infinity is not 0
                 scaled, z = torch.where(wild, scaled, 0.0), torch.where(wild, z, 0.0)
-            total[:, slice(*layer.weight)].index_add_(0, rows, _products(scaled.mT, z).flatten(1))
+            _add_to_rows(total[:, slice(*layer.weight)], rows, _products(scaled.mT, z).flatten(1))
             if layer.bias is not None:
-                total[:, slice(*layer.bias)].index_add_(0, rows, scaled.sum(1))
+                _add_to_rows(total[:, slice(*layer.bias)], rows, scaled.sum(1))
 
     def _slope(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the gradient of the loss of each sample by its outputs, [K, b, outputs]."""
@@ -314,6 +314,14 @@ def mechanism_of(query: Train) -> Mechanism:
     """Return the mechanism of a private training."""
     assert query.mechanism is not None
     return query.mechanism
+
+
+def _add_to_rows(total: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Add values, [k, n], to different rows of [K, n]: Tensor.index_add_ adds them one by one, in twice the time."""
+    if len(rows) == len(total):
+        total.add_(values)
+    else:
+        total.index_copy_(0, rows, values.add_(total.index_select(0, rows)))
 
 
 def _by_vectors(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from p2pfl.node.privacy_ledger import read_ledger
 from p2pfl.sim.scenario.scenario import resolve
 from tests.support.processes import processes
 from tests.support.simulated import run
@@ -121,10 +122,41 @@ def test_processes_with_secure_sums_match_simulator(tmp_path):
         federation.start()
         federation.wait()
         kept = {name: federation.checkpoint(name).params for name in NAMES}
-        assert federation.status(NAMES[0])["secure_sums"] == {"assigned": 4, "missed": 0, "problem": ""}
+        shown = federation.status(NAMES[0])["secure_sums"]
+        assert (shown["assigned"], shown["missed"], shown["problem"], shown["threshold"]) == (4, 0, "", 5)
+        assert shown["latest"] == {"round": 4, "announced": 6, "submitted": 6, "opened": True}
     settings = {"robust": "none", "seed": 3, "deadline": 30.0, "nodes": 6, "rounds": 4, "trainer": "one-by-one"}
     settings |= {"task": {"name": "concept-shift", "clusters": 2}, "policy": {"name": "coordinated-fedavg"}}
     secure, plain = (run(resolve(settings | {"secure_sums": on}, [], "same", ".").runs[0]) for on in (True, False))
     for name in NAMES:
         assert kept[name] == secure.nodes[name].me.params.tobytes()
         np.testing.assert_allclose(np.frombuffer(kept[name], np.float32), plain.nodes[name].me.params, rtol=0, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_noise_of_processes_adds_up_and_one_is_killed_after_its_training(tmp_path):
+    """A killed member has counted its step, repeats it with another one, and lacks one for the last round."""
+    pytest.importorskip("dp_accounting")
+    task = SETTINGS.format(policy="coordinated-fedavg").replace("clusters = 2", "clusters = 2\nbatch_size = 50")
+    task = task.replace("deadline = 30.0", "deadline = 6.0")
+    head = "rounds = 4\npatience = 0\nsecure_sums = true\nsecure_threshold = 5\n"
+    budget = "[privacy]\nepsilon = 8\ncentral = true\n"
+    victim, others = NAMES[-1], NAMES[:-1]
+    with processes(tmp_path, NAMES, f"{head}{task}{budget}") as federation:
+        federation.start(*others)
+        federation.start(victim, failpoint="trained:2")
+        federation.wait(victim)
+        federation.start(victim)
+        federation.wait()
+        assert [process.returncode for process in federation.running.values()] == [0] * 6
+        shown = {name: federation.status(name) for name in NAMES}
+        ledgers = {name: read_ledger(federation.folders[name]) for name in NAMES}
+        models = {federation.checkpoint(name).params for name in others}
+    for name in NAMES:
+        assert ledgers[name].made == 4
+        assert shown[name]["privacy"]["central"] == {"colluding": 1, "threshold": 5}
+        assert 7.9 < shown[name]["privacy"]["epsilon"] <= 8
+    assert [shown[name]["secure_sums"]["assigned"] for name in others] == [4] * 5
+    assert shown[victim]["secure_sums"]["assigned"] < 4
+    assert shown[victim]["privacy"]["refused"] == 1
+    assert len(models) == 1

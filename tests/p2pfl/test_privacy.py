@@ -16,11 +16,13 @@ from p2pfl.policies import POLICIES, make_policy
 from p2pfl.policies.random import Random
 from p2pfl.policy import PlannedTraining, planned_training
 from p2pfl.privacy import (
+    BLOCK,
     ORDERS,
     Privacy,
     PrivacyTracker,
     StepDraws,
     check_private_policy,
+    draw_noise,
     draw_normals,
     epsilon_by_renyi,
     epsilon_of,
@@ -126,6 +128,18 @@ def test_draws_depend_on_node_round_and_purpose_alone():
     assert not any(np.array_equal(same, other.batch()) for other in (draws(round=2), draws(name="b")))
     assert draws(n=5).expected == 5
     assert np.array_equal(draws(n=5).batch(), np.arange(5))
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(1, 4810), (7, 4810), (60, 4811), (3, BLOCK + 1)])
+def test_noise_of_many_nodes_has_the_bits_of_each(nodes, size):
+    together, alone = np.empty((2, nodes, size), np.float32)
+    scales = [0.1 + k for k in range(nodes)]
+    many, each = ([draws(name=str(k)) for k in range(nodes)] for _ in range(2))
+    for _ in range(2):
+        draw_noise(many, together, scales)
+        for one, row, scale in zip(each, alone, scales, strict=True):
+            one.noise(row, scale)
+        assert np.array_equal(together, alone)
 
 
 def test_number_of_steps_follows_from_the_query():
