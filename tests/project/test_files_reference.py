@@ -82,7 +82,7 @@ PLACED = {
     "cost.joules", "cost.joules_by", "cost.devices", "cost.refused",
     "figure", "left_out", "mean_left_out", "of_nodes", "unanswered",
     "epsilon", "privacy.nodes", "privacy.budget", "privacy.delta", "privacy.noise", "privacy.rate",
-    "privacy.validation", "privacy.epsilon", "privacy.by_round", "privacy.refused", "privacy.correlated",
+    "privacy.validation", "privacy.epsilon", "privacy.by_round", "privacy.refused", "privacy.correlated", "privacy.central",
     "within",
     "answers.dead", "test.without_data", "data.columns_not_listed",
 }  # fmt: skip
