@@ -124,7 +124,9 @@ class IdsOfEach:
         """Return the place of each pair of a node and a peer among all entries, -1 for one that is not there; [K]."""
         wanted = nodes * len(self.counts) + peers
         if len(self.peers) == len(self.counts) * (len(self.counts) - 1):  # a complete graph
-            return np.where(nodes == peers, -1, nodes * (len(self.counts) - 1) + peers - (peers > nodes))
+            places = wanted - nodes - (peers > nodes)
+            places[nodes == peers] = -1
+            return places
         keys = self.keys()
         if not len(keys):
             return np.full(len(wanted), -1)
@@ -133,7 +135,11 @@ class IdsOfEach:
 
     def where(self, kept: NDArray[np.bool_]) -> IdsOfEach:
         """Return the entries where `kept`, [E], is true."""
-        return IdsOfEach.of_counts(np.bincount(self.rows[kept], minlength=len(self.counts)), self.peers[kept])
+        return self.at(np.flatnonzero(kept))
+
+    def at(self, places: Counts) -> IdsOfEach:
+        """Return the entries at some places, ascending."""
+        return IdsOfEach.of_counts(np.bincount(self.rows[places], minlength=len(self.counts)), self.peers[places])
 
     def of(self, node: int) -> Counts:
         """Return the peers of one node."""

@@ -16,15 +16,15 @@ from numpy.random.bit_generator import ISeedSequence
 
 
 class _Digest(ISeedSequence):
-    """Seed of PCG64 from a digest: 2 us per generator; NumPy's own seeding takes 8 us."""
+    """Seed of PCG64 from a digest, uint64 [4]: 2 us per generator; NumPy's own seeding takes 8 us."""
 
-    __slots__ = ("_digest",)
+    __slots__ = ("words",)
 
-    def __init__(self, digest: bytes) -> None:
-        self._digest = digest
+    def __init__(self, words: np.ndarray) -> None:
+        self.words = words
 
     def generate_state(self, n_words: int, dtype: object = np.uint32) -> np.ndarray:
-        return np.frombuffer(self._digest, dtype, n_words)  # type: ignore[call-overload,no-any-return]
+        return self.words
 
 
 class RandomStreams:
@@ -54,7 +54,7 @@ class RandomStreams:
 
 
 def _generator(digest: bytes) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(_Digest(digest)))  # type: ignore[arg-type]
+    return np.random.Generator(np.random.PCG64(_Digest(np.frombuffer(digest, np.uint64))))  # type: ignore[arg-type]
 
 
 class StreamsOfEach(Sequence[RandomStreams]):
@@ -105,8 +105,10 @@ def permutations(streams: Sequence[RandomStreams], round: int, purpose: str, n: 
     """
     found = np.empty((len(streams), count, n), np.int64)
     found[:] = np.arange(n)
-    for digest, rows in zip(_digests(streams, round, purpose), found, strict=True):
-        shuffle = _generator(digest).shuffle
+    seeds = digests(streams, round, purpose)
+    seed, generator, pcg64 = _Digest(seeds), np.random.Generator, np.random.PCG64
+    for seed.words, rows in zip(seeds, found, strict=True):
+        shuffle = generator(pcg64(seed)).shuffle  # type: ignore[arg-type]
         for row in rows:
             shuffle(row)
     return found
@@ -116,16 +118,17 @@ def uniform_draws(seeds: np.ndarray, count: int) -> np.ndarray:
     """Return the first draws of `generator(...).random()` of each seed, float64 [N, count], all at once.
 
     NumPy's PCG64 is a linear congruential generator of 128 bits (O'Neill 2014, PCG XSL-RR): the state after k steps from
-    s is a^k s + (1 + a + ... + a^(k - 1)) c, so that all draws of all nodes are two products of 128-bit numbers.
+    s is a^k s + (1 + a + ... + a^(k - 1)) c, which is s + (1 + a + ... + a^(k - 1)) ((a - 1) s + c), so that all draws of
+    all nodes are one product of 128-bit numbers.
 
     Args:
         seeds: as `digests` returns them; uint64 [N, 4].
     """
-    powers, sums = _factors(count)
     high, low, inc_high, inc_low = (seeds[:, k, None] for k in range(4))
     inc = (inc_high << _ONE | inc_low >> np.uint64(63), inc_low << _ONE | _ONE)
     start = _add128(inc, (high, low))
-    high, low = _add128(_multiply128(start, powers), _multiply128(inc, sums))
+    step = _add128(_multiply128(start, _LESS_ONE), inc)
+    high, low = _add128(start, _multiply128(step, _factors(count)))
     mixed, turn = high ^ low, high >> np.uint64(58)
     words = mixed >> turn | mixed << (np.uint64(64) - turn & np.uint64(63))
     draws: np.ndarray = (words >> np.uint64(11)) * 2.0**-53
@@ -137,27 +140,26 @@ _ONE, _HALF, _32 = np.uint64(1), np.uint64(2**32 - 1), np.uint64(32)
 Words = tuple[np.ndarray, np.ndarray]  # the high and the low half of 128-bit numbers, uint64
 
 
+def _words(numbers: Sequence[int]) -> Words:
+    return np.array([n >> 64 for n in numbers], np.uint64), np.array([n & 2**64 - 1 for n in numbers], np.uint64)
+
+
+_LESS_ONE = _words([_MULTIPLIER - 1])
+
+
 def _add128(one: Words, other: Words) -> Words:
     low = one[1] + other[1]
     return one[0] + other[0] + (low < other[1]), low
 
 
 @lru_cache(maxsize=64)
-def _factors(count: int) -> tuple[Words, Words]:
-    """Return the factors of the state and of the increment for the states before `count` draws, [count] each."""
-    power, total, found = 1, 0, []
-    for _ in range(count + 2):  # one step follows the seed, and one precedes each draw
-        found.append((power, total))
-        power, total = power * _MULTIPLIER % 2**128, (total * _MULTIPLIER + 1) % 2**128
-    one, other = (
-        (
-            tuple(np.array(half, np.uint64) for half in ([n >> 64 for n in numbers], [n & 2**64 - 1 for n in numbers]))
-            for numbers in zip(*found[2:], strict=True)
-        )
-        if count
-        else ((np.empty(0, np.uint64),) * 2,) * 2
-    )
-    return one, other  # type: ignore[return-value]
+def _factors(count: int) -> Words:
+    """Return 1 + a + ... + a^(k - 1) for the states before `count` draws, [count]."""
+    total, found = 1, []
+    for _ in range(count):  # one step follows the seed, and one precedes each draw
+        total = (total * _MULTIPLIER + 1) % 2**128
+        found.append(total)
+    return _words(found)
 
 
 def _multiply128(one: Words, other: Words) -> Words:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pfl.cohort import Counts, GeneratorsOfEach, IdsOfEach, WeightsOfEach, of_each
+from p2pfl.cohort import Counts, Floats, GeneratorsOfEach, IdsOfEach, WeightsOfEach, of_each
 from p2pfl.parameters import plain_sum
 
 FLOOR = 1e-6  # the lowest probability of a peer without a negative similarity, so that it can still be met
@@ -28,15 +28,13 @@ def _uniform_of_each(rng: GeneratorsOfEach, ids: IdsOfEach, m: int | Counts) -> 
         return ids
     nodes = np.flatnonzero(drawing)
     counts, draws = ids.counts[nodes], most[nodes]
-    u = rng.random(draws)[nodes, : draws.max()]
-    picks = np.full(u.shape, np.iinfo(np.int64).max)
-    for k in range(u.shape[1]):
-        last = counts - draws + k
-        pick = (u[:, k] * (last + 1)).astype(np.int64)
-        pick = np.where((picks[:, :k] == pick[:, None]).any(1), last, pick)
-        picks[:, k] = np.where(k < draws, pick, picks[:, k])
+    lasts = counts - draws + np.arange(draws.max())[:, None]  # [m, N]
+    found = (rng.random(draws)[nodes, : len(lasts)].T * (lasts + 1)).astype(np.int64)
+    for k in range(1, len(found)):
+        np.copyto(found[k], lasts[k], where=(found[:k] == found[k]).any(0))
+    picks = np.where(lasts < counts, found, counts).T  # a node with fewer draws has no more
     picks.sort(axis=1)
-    drawn = (picks + ids.starts[nodes, None])[np.arange(u.shape[1]) < draws[:, None]]
+    drawn = (picks + ids.starts[nodes, None])[picks < counts[:, None]]
     if len(nodes) == len(ids.counts):
         return IdsOfEach.of_counts(most, ids.peers[drawn])
     places = np.concatenate([drawn, np.flatnonzero(~drawing[ids.rows])])
@@ -128,38 +126,35 @@ def fitting(rng: np.random.Generator, ids: Sequence[str], sizes: Sequence[int], 
 
 
 def _probabilities_of_each(similarities: WeightsOfEach, tau: float) -> WeightsOfEach:
-    """Return probabilities as `probabilities` does. Rows of one length are computed together, so that sums round alike."""
+    """Return probabilities as `probabilities` does."""
     ids, values = similarities.ids, similarities.others
     found = np.full(len(values), FLOOR)
     known, counts = np.flatnonzero(values), ids.counts
     if len(known) < len(values):
         counts = np.bincount(ids.rows[known], minlength=len(counts))
-    for places in _alike(counts, known):
-        given = values[places]
-        logits = tau * given
-        weights = np.exp(logits - logits.max(1, keepdims=True))
-        least = np.where(given > 0, FLOOR, LEAST)
-        found[places] = np.maximum(weights / weights.sum(1, keepdims=True), least)
-    for places in _alike(ids.counts, np.arange(len(values))):
-        row = found[places]
-        found[places] = row / row.sum(1, keepdims=True)
-    return WeightsOfEach(ids, found, similarities.own)
+    given, rows = values[known], np.repeat(np.arange(len(counts)), counts)
+    logits, starts = tau * given, np.cumsum(counts) - counts
+    greatest = np.maximum.reduceat(logits, starts[counts > 0]) if len(known) else logits
+    weights = np.exp(logits - np.repeat(greatest, counts[counts > 0]))
+    shares = weights / _row_sums(weights, rows, counts)[rows]
+    found[known] = np.maximum(shares, np.where(given > 0, FLOOR, LEAST))
+    return WeightsOfEach(ids, found / _row_sums(found, ids.rows, ids.counts)[ids.rows], similarities.own)
 
 
-def _alike(counts: Counts, places: Counts) -> Iterator[Counts]:
-    """Yield the places of rows of equal lengths, [rows, length], for each length but 0.
+def _row_sums(values: Floats, rows: Counts, counts: Counts) -> Floats:
+    """Return the sum of each row of `values`, with the bits of `values[row].sum()`; 0 for an empty row.
+
+    NumPy adds the values of an array by parts, and the sum to 0. `reduceat` adds them to the first value of the row, which
+    therefore is a 0 here.
 
     Args:
-        counts: lengths of all rows.
-        places: of all entries, one row after another.
+        rows: the row of each value, ascending.
+        counts: lengths of the rows.
     """
-    if len(counts) and (counts == counts[0]).all():
-        if counts[0]:
-            yield places.reshape(len(counts), -1)
-        return
-    starts = np.cumsum(counts) - counts
-    for count in np.unique(counts[counts > 0]).tolist():
-        yield places[starts[counts == count, None] + np.arange(count)]
+    spaced = np.zeros(len(values) + len(counts))
+    spaced[np.arange(1, len(values) + 1) + rows] = values
+    sums: Floats = np.add.reduceat(spaced, np.cumsum(counts) - counts + np.arange(len(counts)))
+    return sums
 
 
 @of_each(_probabilities_of_each)

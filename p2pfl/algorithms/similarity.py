@@ -162,16 +162,26 @@ def _scores_of_pairs(
     mine: NDArray[np.float64], theirs: NDArray[np.float64], rows: Counts, others: Counts, measure: str
 ) -> Scores:
     """Return the similarity of each pair of a row of `mine` and one of `theirs`."""
-    one, other = list(mine), list(theirs)
-    pairs = zip(rows.tolist(), others.tolist(), strict=True)
     if measure == "l2":
-        return _inverse(np.array([np.linalg.norm(other[j] - one[i]) for i, j in pairs], np.float64))
-    theirs_long = np.sqrt([vector.dot(vector) for vector in other])  # `dot` costs less than `@`, and gives the same bits
-    mine_long = theirs_long if mine is theirs else np.sqrt([vector.dot(vector) for vector in one])
-    products = np.array([other[j].dot(one[i]) for i, j in pairs], np.float64)
+        pairs = zip(rows.tolist(), others.tolist(), strict=True)
+        return _inverse(np.array([np.linalg.norm(theirs[j] - mine[i]) for i, j in pairs], np.float64))
+    theirs_long = np.sqrt(_dots(theirs, theirs))
+    mine_long = theirs_long if mine is theirs else np.sqrt(_dots(mine, mine))
+    if len(rows) * mine.shape[1] <= PART:
+        products = _dots(theirs[others], mine[rows])
+    else:  # copies of the rows would cost more than the products
+        one, other = list(mine), list(theirs)
+        pairs = zip(rows.tolist(), others.tolist(), strict=True)
+        products = np.array([other[j].dot(one[i]) for i, j in pairs], np.float64)
     norms = mine_long[rows] * theirs_long[others]
     usable = (norms > 0) & (norms < inf)
     return np.where(usable, products / np.where(usable, norms, 1.0), 0.0)
+
+
+def _dots(one: NDArray[np.float64], other: NDArray[np.float64]) -> Scores:
+    """Return the product of each row of one array, [K, P], with that of the other, with the bits of `dot`; [K]."""
+    products: Scores = np.matmul(one[:, None], other[..., None])[:, 0, 0]
+    return products
 
 
 def _vectors(models: NDArray[np.float32], query: CompareModels) -> NDArray[np.float64]:
@@ -224,7 +234,7 @@ class SimilaritiesOfEach:
     def __init__(self, ids: IdsOfEach) -> None:
         self._ids = ids
         self._values = np.zeros(len(ids.peers))  # 0 is unknown
-        self._met = np.zeros(len(ids.peers), bool)  # whether they are measured
+        self._unmet = np.append(np.ones(len(ids.peers), bool), False)  # not measured; the last one, -1, is no peer
 
     def of(self, ids: IdsOfEach) -> WeightsOfEach:
         """Return the similarities to `ids`; 0 is unknown. Those to the nodes themselves are 0."""
@@ -233,14 +243,15 @@ class SimilaritiesOfEach:
 
     def lent(self) -> ExtrasOfEach:
         """Return the measured similarities, and the numbers of the peers to which they are."""
-        met = self._ids.where(self._met)
-        values = self._values[self._met].astype(np.float32)
-        return ExtrasOfEach(met.starts, {"peers": met.peers.astype(np.uint64), "similarities": values})
+        places = np.flatnonzero(~self._unmet[:-1])
+        met = self._ids.at(places)
+        values = self._values[places].astype(np.float32)
+        return ExtrasOfEach(met.starts, {"peers": met.peers.view(np.uint64), "similarities": values})
 
     def measure(self, similarities: WeightsOfEach) -> None:
         """Store measured similarities."""
         places = ids_in(self._ids, similarities.ids)
-        self._values[places], self._met[places] = similarities.others, True
+        self._values[places], self._unmet[places] = similarities.others, False
 
     def borrow(self, present: IdsOfEach, updates: UpdatesOfEach, measure: str, most: bool) -> None:
         """Store similarities that the senders of models have measured, to peers that a node has not measured itself.
@@ -250,7 +261,7 @@ class SimilaritiesOfEach:
             most: of several senders that have measured a peer, the most similar one counts; otherwise the least similar.
         """
         ids, extras = updates.ids, updates.extras
-        if extras is None or self._met.all():
+        if extras is None or not self._unmet.any():
             return
         own = self._values[ids_in(self._ids, ids)]
         order = np.lexsort((own if most else -own, ids.rows))  # stable: of equal ones, the last id counts
@@ -258,11 +269,12 @@ class SimilaritiesOfEach:
         counts = np.diff(extras.starts)[lenders]
         ends = np.cumsum(counts)
         entries = np.arange(ends[-1] if len(ends) else 0) + np.repeat(extras.starts[lenders] - (ends - counts), counts)
-        peers = extras.arrays["peers"][entries].astype(np.int64)
+        peers = extras.arrays["peers"][entries].view(np.int64)
         borrowers = np.repeat(nodes, counts)
         places = self._ids.find(borrowers, peers)
-        there = places if present is self._ids else present.find(borrowers, peers)
-        usable = np.flatnonzero((there >= 0) & ~self._met[places])  # -1 is a place of `_met`, too
+        usable = np.flatnonzero(self._unmet[places])
+        if present is not self._ids:
+            usable = usable[present.find(borrowers[usable], peers[usable]) >= 0]
         values = extras.arrays["similarities"][entries[usable]].astype(np.float64)
         lowest, highest = RANGES[measure]
         self._values[places[usable]] = np.minimum(np.maximum(values, lowest), highest)  # NumPy keeps the last

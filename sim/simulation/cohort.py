@@ -619,9 +619,11 @@ _COLUMNS = ("asked", "asked_early", "bytes_given_early", "round_models", "round_
 def _sizes_of(extras: ExtrasOfEach) -> Counts:
     """Return the bytes of the extras of each node, [N]. They depend on the lengths of the arrays alone."""
     counts = np.diff(extras.starts)
-    different, each = np.unique(counts, return_inverse=True)
+    different = np.flatnonzero(np.bincount(counts))
     kinds = tuple((name, array.dtype.str) for name, array in extras.arrays.items())
-    return np.array([_size_of(kinds, count) for count in different.tolist()], np.int64)[each]
+    sizes = np.zeros(int(counts.max()) + 1, np.int64)
+    sizes[different] = [_size_of(kinds, count) for count in different.tolist()]
+    return sizes[counts]
 
 
 @lru_cache(maxsize=2**16)

@@ -236,8 +236,11 @@ class Recorder(Observer):
         row[nodes] = first + np.arange(len(nodes))
         for ids, sizes in peers.edges if weights is not None else ():
             assert weights is not None
-            places = weights.ids.find(ids.rows, ids.peers)
-            weight = np.where(places >= 0, weights.others[places] if len(weights.others) else 0.0, 0.0)
+            if ids is weights.ids:
+                weight = weights.others
+            else:
+                places = weights.ids.find(ids.rows, ids.peers)
+                weight = np.where(places >= 0, weights.others[places] if len(weights.others) else 0.0, 0.0)
             used = np.flatnonzero(weight > 0)
             if len(used):
                 used = used[row[ids.rows[used]].argsort(kind="stable")]
