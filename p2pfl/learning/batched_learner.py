@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
@@ -135,7 +136,7 @@ class BatchedLearner:
         self._views: dict[int, tuple[Tensor, Tensor]] = {}
         self._alone = SequentialLearner(learners)
         self._together: dict[str, Callable[[list[int], list[Any]], Sequence[Any]]] = {
-            Train.name: self._train,
+            Train.name: lambda nodes, queries: self._train(nodes, queries, self._means.stack([q.params for q in queries])),
             Mean.name: self._mean,
             Loss.name: self._losses,
             Evaluate.name: self._evaluate,
@@ -164,16 +165,19 @@ class BatchedLearner:
             query: its models are of all nodes, [N, P].
             nodes: the numbers of those to train, ascending; None for all.
         """
-        rows = self._means.rows if query.params is self._means.array else list(query.params)
-        mu, anchors = (0.0, rows) if query.proximal is None else (query.proximal[0], list(query.proximal[1]))
-        picked = [*range(len(rows))] if nodes is None else nodes.tolist()
-        queries = [
-            Train(rows[k], query.round, query.epochs, query.proximal and (mu, anchors[k]), query.purpose, query.rule)
-            for k in picked
-        ]
+        start = self._means.tensor if query.params is self._means.array else self._on_device(query.params)
+        picked = [*range(len(start))] if nodes is None else nodes.tolist()
+        if nodes is not None:
+            start = start[picked]
+        queries = [query] * len(picked)
+        if query.proximal is not None:
+            mu, anchors = query.proximal
+            queries = [replace(query, proximal=(mu, anchors[k])) for k in picked]
         self._trained = RowCache(torch.empty(0, 0, device=self._device))  # the last trained models make room for new ones
-        found = self._train(picked, queries, alike=query.rule is None and query.proximal is None)
-        return self._trained.array if found is self._trained.rows else np.array(found)
+        if self._equal_counts and _is_plain(query, query):
+            self._train_alike(picked, queries, start)
+            return self._trained.array
+        return np.array(self._train(picked, queries, start))
 
     def mean_each(
         self,
@@ -259,19 +263,19 @@ class BatchedLearner:
     def _on_device(self, models: np.ndarray) -> Tensor:
         """Return models, [K, P], on the device; those of the last training need no copy."""
         trained = self._trained
-        if models.base is trained.array and len(models) == len(trained.rows):
+        if models.base is trained.array and len(models) == len(trained.array):
             return trained.tensor
         return torch.from_numpy(models if models.flags.writeable else models.copy()).to(self._device)
 
-    def _train(self, nodes: list[int], queries: list[Train], alike: bool = False) -> list[Parameters]:
+    def _train(self, nodes: list[int], queries: list[Train], start: Tensor) -> list[Parameters]:
         """Return the trained models, within about 1e-6 relative of single learners (sums have another order).
 
         Args:
-            alike: whether the queries are known to differ in nothing but their models, without a rule or a proximal term.
+            start: the models to train, in place of those of the queries; [K, P].
         """
         first = queries[0]
-        if self._equal_counts and (alike or all(_is_plain(query, first) for query in queries)):
-            return self._train_alike(nodes, queries)
+        if self._equal_counts and all(_is_plain(query, first) for query in queries):
+            return self._train_alike(nodes, queries, start)
         results: list[Parameters] = [np.empty(0, np.float32)] * len(queries)
         groups = defaultdict(list)
         keeps = lasting(self._task.optimizer)  # each purpose has its own state
@@ -285,22 +289,21 @@ class BatchedLearner:
             if not self._equal_counts:  # most batches first: the nodes with a full batch left are then at the front
                 full = self._full_batches(counts, queries[ks[0]])
                 ks.sort(key=lambda k: (-full[nodes[k]], -counts[nodes[k]], nodes[k]))
-            rows = self._train_alike([nodes[k] for k in ks], [queries[k] for k in ks])
+            rows = self._train_alike([nodes[k] for k in ks], [queries[k] for k in ks], start[ks])
             for k, row in zip(ks, rows, strict=True):
                 results[k] = row
         return results
 
     @torch.no_grad()
-    def _train_alike(self, nodes: list[int], queries: list[Train]) -> list[Parameters]:
+    def _train_alike(self, nodes: list[int], queries: list[Train], start: Tensor) -> list[Parameters]:
         """Train models whose queries agree in epochs, kind of rule, presence of a proximal term, and learning rate.
 
         With a lasting optimiser, they agree in their purpose, too.
 
         Args:
             nodes: the node of each query; those with more full batches first, and among these those with more samples.
-            queries: one for each model.
+            queries, start: one for each model.
         """
-        start = self._means.stack([query.params for query in queries])
         new = torch.empty_like(start)
         size = len(nodes)
         if queries[0].mechanism is not None:
@@ -402,8 +405,11 @@ class BatchedLearner:
         given = self._streams
         streams = given.of(nodes) if isinstance(given, StreamsOfEach) else [given[node] for node in nodes]
         alike = all(query.round == first.round and query.purpose == first.purpose for query in queries)
-        if self._equal_counts and counts[0] > batch_size and alike:
-            yield from permutations(streams, first.round, first.purpose, counts[0], epochs).swapaxes(0, 1)
+        if self._equal_counts and alike:
+            if counts[0] > batch_size:
+                yield from permutations(streams, first.round, first.purpose, counts[0], epochs).swapaxes(0, 1)
+            else:
+                yield from ([None] * len(nodes) for _ in range(epochs))
             return
         each = [
             orders(stream, query.round, query.purpose, n=count, batch_size=batch_size, epochs=epochs)

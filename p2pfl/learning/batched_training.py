@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from copy import copy
+from functools import cached_property
 from operator import is_
 
 import numpy as np
@@ -143,10 +144,12 @@ class RowCache:
 
     def __init__(self, models: Tensor) -> None:
         self.tensor = models
-        self.array = array = _on_cpu(models)
-        self.rows: list[Parameters] = list(array)
+        self.array = _on_cpu(models)
         self._places: dict[int, int] = {}  # of the rows, by their ids; filled at the first use
-        self._address = _address(array)
+
+    @cached_property
+    def rows(self) -> list[Parameters]:
+        return list(self.array)
 
     def stack(self, models: Sequence[Parameters]) -> Tensor:
         """Return models as the rows of a tensor on the device, [K, P], which must not be modified."""
@@ -176,7 +179,7 @@ class RowCache:
         """Return the row of which a model is a view; -1 if there is none."""
         if model.base is not self.array or model.shape != self.array.shape[1:] or model.strides != self.array.strides[1:]:
             return -1
-        row, rest = divmod(_address(model) - self._address, self.array.strides[0])
+        row, rest = divmod(_address(model) - _address(self.array), self.array.strides[0])
         return -1 if rest else row
 
 
@@ -331,7 +334,8 @@ class StackedData:
 
     def _pick(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
         chosen = torch.from_numpy(index if self._index is None else self._index[index]).to(self._x.device)
-        return self._x[chosen], self._y[chosen]
+        x, y = (part.index_select(0, chosen.flatten()).unflatten(0, chosen.shape) for part in (self._x, self._y))
+        return x, y
 
 
 class _Pile:
