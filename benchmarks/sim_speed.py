@@ -7,6 +7,7 @@ In one process, interleaved, on the same data and model, with one torch thread:
     sim       p2pfl-sim: nodes, policies, virtual clock, trace and records
     module    the same with a module that p2pfl does not know, so that its gradients come from torch.func
     evaluated "sim" with an evaluation of every node in every round, on 180 validation and 179 test samples (digits)
+    outputs   "stacked" with the bare products of these evaluations: the outputs of each node for 359 samples (digits)
     shards    p2pfl-sim in two processes that each train half of the nodes (if nodes are trained one by one)
 
 The others do not evaluate; data, modules and processes are created before the clock starts. The figures are the median of
@@ -45,6 +46,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import resource
@@ -146,6 +148,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 
 POLICIES: dict[str, dict[str, Any]] = {
     "dac": {"policy": {"name": "dac", "neighbours": PEERS}},
+    "fedsim": {"policy": {"name": "dac", "neighbours": PEERS, "tau": 0.0, "aggregation": "fedsim"}},
     "dpfl": {"policy": {"name": "dpfl", "epochs": 1, "initial_epochs": 1}, "budget": {"models": 20}},
 }
 
@@ -253,15 +256,28 @@ def train_mlp(stack: Stack, flat: torch.Tensor, grad: torch.Tensor, hidden: int 
 
 
 @torch.no_grad()
-def stacked_mlp(stack: Stack) -> float:
+def stacked_mlp(stack: Stack, judged: torch.Tensor | None = None) -> float:
+    """Train all nodes in each round, and compute their outputs for the inputs `judged`, if any; return the seconds."""
     flat = stack.initial.repeat(stack.nodes, 1)
     grad = torch.empty_like(flat)
     begun = time.perf_counter()
     for _ in range(stack.rounds):
         train_mlp(stack, flat, grad)
         flat = stack.mix(flat)
+        if judged is not None:
+            outputs_of_mlp(flat, judged)
     _finish(stack.device)
     return time.perf_counter() - begun
+
+
+def outputs_of_mlp(flat: torch.Tensor, x: torch.Tensor, hidden: int = 64) -> torch.Tensor:
+    """Return the outputs [K, n, 10] of MLPs, [K, P], for the same inputs [n, 64]: one product for all first layers."""
+    n, (samples, d), c = len(flat), x.shape, 10
+    edges = np.cumsum([0, hidden * d, hidden, c * hidden, c])
+    w1, b1, w2, b2 = (flat[:, a:b] for a, b in itertools.pairwise(edges))
+    z = torch.addmm(b1.reshape(-1), x, w1.reshape(n * hidden, d).T).relu_()
+    z = z.view(samples, n, hidden).transpose(0, 1)
+    return torch.baddbmm(b2.unsqueeze(1), z, w2.view(n, c, hidden).mT)
 
 
 @torch.no_grad()
@@ -281,6 +297,12 @@ def stacked_linear(stack: Stack) -> float:
 
 def simulated(scenario: Scenario) -> Callable[[], float]:
     return lambda: Simulation(scenario).run().wall_s
+
+
+def judged_by(scenario: Scenario) -> list[Any]:
+    """Return the validation and the test data of a node, which are common to all nodes of `digits`."""
+    data = tasks_of(scenario)[0].data
+    return [data["validation"], data["test"]]
 
 
 def in_shards(file: ScenarioFile) -> Callable[[], float]:
@@ -304,6 +326,8 @@ def systems_of(name: str, file: ScenarioFile) -> dict[str, Callable[[], float]]:
     if name == "digits":
         evaluated = {"task": scenario.task | {"evaluated": True}, "evaluate_every": 1}
         systems["evaluated"] = simulated(replace(scenario, **evaluated))
+        judged = torch.cat([torch.as_tensor(part.x) for part in judged_by(replace(scenario, **evaluated))]).to(stack.device)
+        systems["outputs"] = lambda: stacked_mlp(stack, judged)
         systems["module"] = simulated(replace(scenario, task=scenario.task | {"own_module": True}))
     return systems
 
@@ -521,6 +545,9 @@ def show(name: str, speeds: dict[str, list[float]]) -> None:
         if system in (*POLICIES, "evaluated"):
             times = [1 / ratio for ratio in ratios["sim"]]
             text += f"; time {statistics.median(times):.2f} x sim ({min(times):.2f} to {max(times):.2f})"
+        if system == "outputs":
+            times = [1 / ratio for ratio in ratios["stacked"]]
+            text += f"; time {statistics.median(times):.2f} x stacked ({min(times):.2f} to {max(times):.2f})"
         print(text)
 
 
