@@ -6,8 +6,8 @@ In one process, interleaved, on the same data and model, with one torch thread:
     stacked   the bare stacked program: no node, no clock, no message; gradients written by hand as batched products
     sim       p2pfl-sim: nodes, policies, virtual clock, trace and records
     module    the same with a module that p2pfl does not know, so that its gradients come from torch.func
-    evaluated "sim" with an evaluation of every node in every round, on 180 validation and 179 test samples (digits)
-    outputs   "stacked" with the bare products of these evaluations: the outputs of each node for 359 samples (digits)
+    evaluated "sim" with an evaluation of every node in every round, on 180 validation and 180 test samples (digits)
+    outputs   "stacked" with the bare products of these evaluations: the outputs of each node for 360 samples (digits)
     shards    p2pfl-sim in two processes that each train half of the nodes (if nodes are trained one by one)
 
 The others do not evaluate; data, modules and processes are created before the clock starts. The figures are the median of
