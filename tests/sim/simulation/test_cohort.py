@@ -1,6 +1,7 @@
 """Cohorts: the same run, bit for bit, as that of single nodes."""
 
 import dataclasses
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -313,6 +314,16 @@ def test_softmax_draws_of_each_are_those_of_single_nodes(of, most, tau):
         single = selection.probabilities(values[row], tau) if ids.counts[k] else np.empty(0)
         assert p.others[row].tolist() == single.tolist()
         assert names_of(drawn, k) == selection.sample(stream.generator(3, "peers"), names_of(ids, k), single, most)
+
+
+def test_sums_of_long_rows_of_probabilities_round_as_those_of_single_nodes():
+    """NumPy adds more than 128 values by parts."""
+    rng, counts = np.random.default_rng(0), np.array([900, 0, 129, 7, 400, 0])
+    values = rng.normal(size=counts.sum()) * rng.integers(0, 2, counts.sum())
+    ids = IdsOfEach.of_counts(counts, rng.integers(0, len(counts), counts.sum()))
+    p = selection.probabilities(WeightsOfEach(ids, values, np.zeros(len(counts))), 3.0)
+    single = [selection.probabilities(values[a:b], 3.0) for a, b in pairwise(ids.starts)]
+    assert p.others.tolist() == np.concatenate(single).tolist()
 
 
 @given(ragged())
