@@ -334,7 +334,8 @@ class StackedData:
 
     def _pick(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
         chosen = torch.from_numpy(index if self._index is None else self._index[index]).to(self._x.device)
-        x, y = (part.index_select(0, chosen.flatten()).unflatten(0, chosen.shape) for part in (self._x, self._y))
+        flat, shape = chosen.flatten(), chosen.shape
+        x, y = (part.index_select(0, flat).view(*shape, *part.shape[1:]) for part in (self._x, self._y))
         return x, y
 
 

@@ -383,6 +383,7 @@ class _Me(policy.Me):
         self.params = np.broadcast_to(self.initial, (cohort.count, len(self.initial)))
         self.n_samples = samples_of(plan.tasks)  # type: ignore[assignment]
         self.layout, self.robust, self.rule = plan.tasks[0].layout, "none", None
+        self.kept = ()
         self.budget = cast(Budget, BudgetOfEach(**scenario.budget.of_each(scenario.seed, plan.names)))
 
     def rng(self, purpose: str) -> np.random.Generator:
