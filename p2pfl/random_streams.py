@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import overload
 
 import numpy as np
@@ -107,9 +108,10 @@ def permutations(streams: Sequence[RandomStreams], round: int, purpose: str, n: 
     found[:] = np.arange(n)
     seeds = digests(streams, round, purpose)
     seed, generator, pcg64 = _Digest(seeds), np.random.Generator, np.random.PCG64
-    for seed.words, rows in zip(seeds, found, strict=True):
+    rows = iter(found.reshape(len(streams) * count, n))
+    for seed.words in seeds:
         shuffle = generator(pcg64(seed)).shuffle  # type: ignore[arg-type]
-        for row in rows:
+        for row in islice(rows, count):
             shuffle(row)
     return found
 
