@@ -275,7 +275,8 @@ class BatchedLearner:
         """
         first = queries[0]
         if self._equal_counts and all(_is_plain(query, first) for query in queries):
-            return self._train_alike(nodes, queries, start)
+            self._train_alike(nodes, queries, start)
+            return self._trained.rows
         results: list[Parameters] = [np.empty(0, np.float32)] * len(queries)
         groups = defaultdict(list)
         keeps = lasting(self._task.optimizer)  # each purpose has its own state
@@ -289,13 +290,13 @@ class BatchedLearner:
             if not self._equal_counts:  # most batches first: the nodes with a full batch left are then at the front
                 full = self._full_batches(counts, queries[ks[0]])
                 ks.sort(key=lambda k: (-full[nodes[k]], -counts[nodes[k]], nodes[k]))
-            rows = self._train_alike([nodes[k] for k in ks], [queries[k] for k in ks], start[ks])
-            for k, row in zip(ks, rows, strict=True):
+            self._train_alike([nodes[k] for k in ks], [queries[k] for k in ks], start[ks])
+            for k, row in zip(ks, self._trained.rows, strict=True):
                 results[k] = row
         return results
 
     @torch.no_grad()
-    def _train_alike(self, nodes: list[int], queries: list[Train], start: Tensor) -> list[Parameters]:
+    def _train_alike(self, nodes: list[int], queries: list[Train], start: Tensor) -> None:
         """Train models whose queries agree in epochs, kind of rule, presence of a proximal term, and learning rate.
 
         With a lasting optimiser, they agree in their purpose, too.
@@ -309,14 +310,13 @@ class BatchedLearner:
         if queries[0].mechanism is not None:
             self._train_privately(nodes, queries, start, new)
             self._trained = RowCache(new)
-            return self._trained.rows
+            return
         least = self.kernel.alignment
         if self._device.type == "cpu" and least and self._equal_counts:
             size = max(least, PART // start.shape[1] // least * least)
         for first, end in pairwise([*range(0, max(1, len(nodes) - max(least, 1) + 1), size), len(nodes)]):
             self._train_part(nodes[first:end], queries[first:end], start[first:end], new[first:end])
         self._trained = RowCache(new)
-        return self._trained.rows
 
     def _train_privately(self, nodes: list[int], queries: list[Train], start: Tensor, new: Tensor) -> None:
         """Train models as `_train_part` does, with private steps; they agree in the number of steps, too."""
@@ -404,7 +404,7 @@ class BatchedLearner:
         counts, first = self._data["train"].counts[nodes].tolist(), queries[0]
         given = self._streams
         streams = given.of(nodes) if isinstance(given, StreamsOfEach) else [given[node] for node in nodes]
-        alike = all(query.round == first.round and query.purpose == first.purpose for query in queries)
+        alike = all(query is first or (query.round, query.purpose) == (first.round, first.purpose) for query in queries)
         if self._equal_counts and alike:
             if counts[0] > batch_size:
                 yield from permutations(streams, first.round, first.purpose, counts[0], epochs).swapaxes(0, 1)
@@ -453,10 +453,10 @@ class BatchedLearner:
         weights = np.fromiter(chain.from_iterable([query.weights for query in queries]), np.float64, len(models))
         counts = np.array([len(query.models) for query in queries])
         starts = np.cumsum(counts) - counts
-        return self._means_of(Rows(array, np.array(rows), weights, starts, counts, starts))
+        return self._means_of(Rows(array, np.array(rows), weights, starts, counts, starts)).rows
 
-    def _means_of(self, rows: Rows) -> Sequence[Parameters]:
-        """Return the means of merges as rows of one array."""
+    def _means_of(self, rows: Rows) -> RowCache:
+        """Return the means of merges."""
         trained = self._trained
         device = self._device if self._device.type == "cuda" else torch.device("cpu")  # others lack the operation
         mean = functional.embedding_bag(
@@ -467,10 +467,10 @@ class BatchedLearner:
             per_sample_weights=torch.from_numpy(rows.weights.astype(np.float32)).to(device),
         )
         self._means = RowCache(mean.to(self._device))
-        return self._means.rows
+        return self._means
 
     def _combine(self, nodes: list[int], queries: list[Combine]) -> list[Combined]:
-        return combine_together(queries, self._trained.select, self._means_of)
+        return combine_together(queries, self._trained.select, lambda rows: self._means_of(rows).rows)
 
     def _losses(self, nodes: list[int], queries: list[Loss]) -> list[np.ndarray]:
         results = [np.full(len(query.stack), np.nan) for query in queries]

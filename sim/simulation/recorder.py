@@ -203,8 +203,8 @@ class Recorder(Observer):
     def published_by_all(self, round: int, stage: Stage, params: np.ndarray, nodes: np.ndarray) -> None:
         """Record the models, [N, P], of some nodes; see `published`."""
         names, rows, digest = list(self._place), np.ascontiguousarray(params), xxhash.xxh3_128_hexdigest
-        models = [(names[k], rows[k].data) for k in nodes.tolist()]
-        self.trace.add(self._loop.now, [(name, f"{name} {stage} - {round} {digest(model)}") for name, model in models])
+        numbers = nodes.tolist()
+        self.trace.add(self._loop.now, [(names[k], f"{names[k]} {stage} - {round} {digest(rows[k])}") for k in numbers])
 
     def received_by_all(self, round: int, ids: IdsOfEach) -> None:
         """Record the senders of models; see `received`. A node without any has not asked."""
