@@ -1,11 +1,11 @@
 """Image data sets by name, with checks of their files.
 
 A name is a folder of the data root, which is the option `root` or else the environment variable P2PFL_DATA. The folder
-must contain IDX files or CIFAR's binary files. IDX files are `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, and
-`t10k-` or `test-` for the test part; a prefix and `.gz` are allowed. CIFAR's files are `data_batch_*.bin` and
-`test_batch*.bin`, or `train.bin` and `test.bin`. For the sets in KNOWN, the numbers and shapes are checked; of the
-CIFAR sets a part of the batches is sufficient. `digits` needs no file: it is scikit-learn's set of 1,797 handwritten
-digits, 8 x 8 pixels from 0 to 16.
+must contain IDX files, CIFAR's binary files, or the JSON files of LEAF's FEMNIST (p2pfl.data.leaf). IDX files are
+`train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, and `t10k-` or `test-` for the test part; a prefix and `.gz` are
+allowed. CIFAR's files are `data_batch_*.bin` and `test_batch*.bin`, or `train.bin` and `test.bin`. For the sets in KNOWN,
+the numbers and shapes are checked; of the CIFAR sets a part of the batches is sufficient. `digits` needs no file: it is
+scikit-learn's set of 1,797 handwritten digits, 8 x 8 pixels from 0 to 16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from p2pfl._util.shared_work import once
 from p2pfl.content import digest_folder
-from p2pfl.data import binary_files
+from p2pfl.data import binary_files, leaf
 from p2pfl.data_facts import DataFacts
 from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.random_streams import RandomStreams
@@ -36,6 +36,7 @@ WRITERS = "github.com/facebookresearch/qmnist"  # the tables of the writers of M
 PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff"}
 ARRAYS = {".npz", ".npy", ".csv", ".parquet", ".arrow", ".h5", ".hdf5", ".mat", ".pt"}
 MOST_LISTED = 1000  # paths of one depth, in search of a remedy
+FEMNIST_IMAGES = 814_255  # characters of NIST's Special Database 19, all parts together
 _PART = {"train": "train", "test": "(?:t10k|test)"}
 
 
@@ -72,7 +73,8 @@ class ImageSet:
             notes += [f"{self.name}: {note}" for note in _notes_on_own(self.train, self.test)]
         pixels = f"{shape} pixels from {self.train.x.min()} to {self.train.x.max()}"
         classes = f"{self.classes} class{'es' * (self.classes != 1)}"
-        details = (f"{len(self.test.y):,} test images", pixels, classes)
+        writers = () if self.train.writers is None else (f"{len(np.unique(self.train.writers)):,} writers",)
+        details = (f"{len(self.test.y):,} test images", pixels, classes, *writers)
         return DataFacts(self.name, "images", len(self.train.y), notes=tuple(notes), details=details)
 
 
@@ -107,7 +109,7 @@ class Known:
         shape: shape of an image: channels, height, width.
         train, test: number of images.
         batches: whether it consists of several files and a part of them is sufficient.
-        mean, std: of each channel over the training part, with pixels from 0 to 1.
+        mean, std: of each channel over the training part, with pixels from 0 to 1; computed if empty.
     """
 
     title: str
@@ -119,8 +121,8 @@ class Known:
     train: int
     test: int = 10_000
     batches: bool = False
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
 
 KNOWN = {
@@ -166,6 +168,17 @@ KNOWN = {
         batches=True,
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
+    ),
+    "femnist": Known(
+        title="FEMNIST",
+        home="github.com/TalwalkarLab/leaf",
+        folders=("femnist", "femnist/data"),
+        files=f"the folders train and test that data/femnist/{leaf.COMMAND.removeprefix('./')} makes",
+        classes=62,
+        shape=(1, 28, 28),
+        train=FEMNIST_IMAGES,  # the script divides them; so it may make less of each part
+        test=FEMNIST_IMAGES,
+        batches=True,
     ),
 }
 NAMES = ("digits", *KNOWN, "qmnist")
@@ -235,7 +248,8 @@ def _load(name: str, root: Path, content: tuple[bytes, ...]) -> ImageSet:
         check(folder, train, test)
         if known:
             _check_known(folder, known, train, test)
-            return ImageSet(name, known.classes, 255, known.mean, known.std, train, test)
+            mean, std = (known.mean, known.std) if known.mean else moments(train.x)
+            return ImageSet(name, known.classes, 255, mean, std, train, test)
     except ConfigurationError as error:
         raise type(error)(f"{error}{where}") from error
     except OSError as error:
@@ -356,11 +370,27 @@ def read_cifar(folder: Path) -> tuple[Images, Images] | None:
             return first, second
         if any(found):
             raise ConfigurationError(f"{folder} has no {'test' if found[0] else 'training'} part")
-    if any(re.fullmatch(r"data_batch_\d", path.name) for path in files) or {"train", "test"} <= {p.name for p in files}:
+    if any(re.fullmatch(r"data_batch_\d", path.name) for path in files) or {"train", "test"} <= {
+        path.name for path in files if path.is_file()
+    }:
         raise ConfigurationError(
             f"{folder} contains the pickled Python version, which is not supported; use the binary version"
         )
     return None
+
+
+def _read_leaf(folder: Path) -> tuple[Images, Images] | None:
+    """Read the JSON files of LEAF; None if the folder has none. The writers are numbered by their names, in both parts."""
+    parts = leaf.read(folder)
+    if parts is None:
+        return None
+    names = sorted({name for part in parts for name, _ in part.writers})
+    numbers = {name: number for number, name in enumerate(names)}
+    train, test = (
+        Images(x, y, np.repeat([numbers[name] for name, _ in writers], [count for _, count in writers]))
+        for x, y, writers in parts
+    )
+    return train, test
 
 
 def _without_copies(paths: Iterable[Path]) -> list[Path]:
@@ -375,12 +405,18 @@ def read_folder(folder: Path) -> tuple[Images, Images]:
     Raises:
         ConfigurationError: it has files of no known format, or of several.
     """
-    forms = {"IDX files": read_idx(folder), "binary files of CIFAR": read_cifar(folder)}
+    forms = {
+        "IDX files": read_idx(folder),
+        "binary files of CIFAR": read_cifar(folder),
+        "JSON files of LEAF": _read_leaf(folder),
+    }
     found = {name: images for name, images in forms.items() if images is not None}
     if len(found) > 1:
         raise ConfigurationError(f"{folder} contains several data sets ({' and '.join(found)}); move each to its own folder")
     if not found:
-        raise ConfigurationError(f"{folder} contains neither IDX files nor binary files of CIFAR{_remedy(folder)}")
+        raise ConfigurationError(
+            f"{folder} contains neither IDX files nor binary files of CIFAR nor JSON files of LEAF{_remedy(folder)}"
+        )
     return next(iter(found.values()))
 
 

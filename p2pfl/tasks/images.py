@@ -89,7 +89,7 @@ def images(
     samples: int = 0,
     validation: int | float = 0.2,
     test: int = 0,
-    test_classes: Literal["own", "all"] = "own",
+    test_classes: Literal["own", "all", "writers"] = "own",
     partition: Table = IID,
     shift: Table = NO_SHIFT,
     augment: Table = AS_THEY_ARE,
@@ -106,8 +106,8 @@ def images(
     Training and validation samples come from a set's official training part, test samples from its official test part.
     No two nodes train on the same sample. Pixels are scaled to 0 to 1, then by the mean and standard deviation of each
     channel of the set. These are 0.1307 and 0.3081 for MNIST, 0.2860 and 0.3530 for Fashion-MNIST, and 0.3053 and
-    0.3760 for digits. Those of the CIFAR sets are in p2pfl.data.image_sets; for other sets they are computed from
-    the training part.
+    0.3760 for digits. Those of the CIFAR sets are in p2pfl.data.image_sets; for FEMNIST and other sets they are computed
+    from the training part.
 
     Args:
         data: a folder of the data root (data.images.registry), "digits" for scikit-learn's, or a list for a domain
@@ -117,7 +117,7 @@ def images(
         validation: number of validation samples of a node, or a fraction of its samples; at most half of its share.
         test: maximum number of test samples of a node; 0 takes all available.
         test_classes: proportions of the classes in the test samples: those of the node's training labels (`own`), or those
-            of the whole test part (`all`).
+            of the whole test part (`all`); `writers` takes the test samples of the writers whose images the node has.
         partition: { name = "iid" }, "dirichlet" (alpha), "pathological" (classes, alpha), "quantity" (alpha), "writer", or
             "clusters" (groups, sizes); see p2pfl.data.partition.label_partition.
         shift: { name = "none" }, "rotation" (angles, sizes), "label-groups" (groups, sizes), "concept" (groups, sizes),

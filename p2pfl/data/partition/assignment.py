@@ -72,7 +72,8 @@ def plan(
         shift: { name = one of SHIFTS, and its options }.
         samples, validation: see `splits.hold_out`.
         test: see `splits.draw_test`.
-        test_classes: proportions of the test samples: those of the node's training labels, "own", or of the test part.
+        test_classes: proportions of the test samples: those of the node's training labels, "own", or of the test part,
+            "all"; or "writers": the test samples of the writers of the node's training samples, as they are.
 
     Raises:
         ConfigurationError: an option is invalid, or a node has no sample to train on.
@@ -87,6 +88,7 @@ def plan(
     labels = max((int(names.max()) + 1 for names in kind.names or ()), default=classes)
     sources = [kind.sources[group] if kind.sources else 0 for group in groups]
     pools = [by_class(data.test.y, classes) for data in sets]
+    written = [_by_writer(data) for data in sets] if test_classes == "writers" else []
     result = []
     for node, (share, group, source) in enumerate(zip(shares, groups, sources, strict=True)):
         if not len(share):
@@ -95,8 +97,12 @@ def plan(
             )
         own = RandomStreams(seed, f"images/{node}")
         train, held = hold_out(share, own.generator(0, "splits"), samples, validation)
-        counts = histogram(sets[source].test.y if test_classes == "all" else sets[source].train.y[train], classes)
-        drawn = draw_test(counts, pools[source], own.generator(0, "test"), test)
+        if written:
+            pool = _test_of_writers(node, sets[source], share, written[source])
+            drawn = np.sort(own.generator(0, "test").permutation(pool)[:test]) if test else pool
+        else:
+            counts = histogram(sets[source].test.y if test_classes == "all" else sets[source].train.y[train], classes)
+            drawn = draw_test(counts, pools[source], own.generator(0, "test"), test)
         parts = train, held, drawn
         result.append(
             Share(
@@ -106,7 +112,7 @@ def plan(
                 kind.angles[group] if kind.angles else 0,
                 kind.names[group] if kind.names else np.arange(classes),
                 labels,
-                _size_notes(sets[source], parts, validation, test),
+                _size_notes(sets[source], parts, validation, test, chosen=not written),
             )
         )
     return _ensure_validation(result, sets, seed) if validation else result
@@ -156,6 +162,31 @@ def _partition(
     return shares
 
 
+def _by_writer(data: ImageSet) -> dict[int, np.ndarray]:
+    """Return the indices of the test images of each writer, sorted.
+
+    Raises:
+        ConfigurationError: the data set does not record its writers.
+    """
+    if data.test.writers is None:
+        raise ConfigurationError(f'task.test_classes "writers": the data set {data.name!r} does not name its writers')
+    order = np.argsort(data.test.writers, kind="stable")
+    names, starts = np.unique(data.test.writers[order], return_index=True)
+    return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
+
+
+def _test_of_writers(node: int, data: ImageSet, share: np.ndarray, written: Mapping[int, np.ndarray]) -> np.ndarray:
+    """Return the test images of the writers of a share; sorted indices."""
+    own = [] if data.train.writers is None else np.unique(data.train.writers[share]).tolist()
+    found = [written[name] for name in own if name in written]
+    if not found:
+        raise ConfigurationError(
+            f'task.test_classes "writers": no writer of node {node} has test images in {data.name!r}; make the data set with'
+            ' "-t sample", or set task.test_classes = "own"'
+        )
+    return np.sort(np.concatenate(found))
+
+
 def _check_labels(sets: Sequence[ImageSet]) -> None:
     """Raise ConfigurationError if no training image of a set has the label of a test image, which no node would draw."""
     for data in sets:
@@ -168,15 +199,18 @@ def _check_labels(sets: Sequence[ImageSet]) -> None:
 
 
 def _size_notes(
-    data: ImageSet, parts: tuple[np.ndarray, np.ndarray, np.ndarray], validation: float, test: int
+    data: ImageSet, parts: tuple[np.ndarray, np.ndarray, np.ndarray], validation: float, test: int, *, chosen: bool
 ) -> tuple[str, ...]:
-    """Return notes on splits of a node that are smaller than requested."""
+    """Return notes on splits of a node that are smaller than requested; `chosen` if the test samples have proportions."""
     train, held, drawn = parts
     notes = []
     if validation >= 1 and len(held) < validation:
         notes.append(f"validated on {len(held):,} images, not {validation:,g}, because half of its share is for training")
     own = data.test.y[np.isin(data.test.y, data.train.y[train])]
-    if len(drawn) < (test or min(FEW, len(own) // 10)):
+    if not chosen:
+        if len(drawn) < test:
+            notes.append(f"tested on {len(drawn):,} of {test:,} test images: its writers have no more")
+    elif len(drawn) < (test or min(FEW, len(own) // 10)):
         labels, counts = np.unique(own, return_counts=True)
         rarest = f", and only {counts.min():,} have the label {labels[counts.argmin()]}" if len(labels) else ""
         notes.append(

@@ -499,6 +499,7 @@ def test_data_check_lists_state_of_each_set(tmp_path, capsys):
         "fashion-mnist": "missing",
         "cifar10": "part",
         "cifar100": "missing",
+        "femnist": "missing",
         "qmnist": "wrong",
         "adult": "missing",
         "bank": "missing",

@@ -194,5 +194,7 @@ def test_own_images_of_one_class_or_with_untested_ones_are_noted(own_images, tmp
 def test_folder_of_other_files_is_refused_with_the_remedy(own_images, tmp_path, name, remedy):
     (own_images / name).parent.mkdir(parents=True, exist_ok=True)
     (own_images / name).touch()
-    with pytest.raises(ConfigurationError, match=f"neither IDX files nor binary files of CIFAR{remedy}"):
+    with pytest.raises(
+        ConfigurationError, match=f"neither IDX files nor binary files of CIFAR nor JSON files of LEAF{remedy}"
+    ):
         images(tmp_path)
