@@ -38,7 +38,8 @@ first part of a term is then the committee version, which other entries of the l
 holds with "committee" for "all members". A majority of the committee suffices, however many other members are absent.
 Members outside it do not vote, receive no beats, and promise nothing. They follow the coordinator that a certificate names
 (`certify`): votes of a majority of the committee with their signatures (p2pfl.protocols.term_certificates). The caller
-verifies it once in a term.
+verifies it once in a term. A member without a vote ignores all messages of elections, so that nothing but a certificate
+ends the term that it follows: no promise protects it from a member of the committee that claims a later one.
 
 **Change of the committee.** Majorities of two committees need not share a member, whether one member was replaced or many.
 Therefore a coordinator of a committee version needs votes of a majority of that committee, and of each committee before it,
@@ -428,7 +429,8 @@ class Election(Voter):
                 unchanged.
         """
         before = self.ballot
-        known = message.membership_version == self.term.membership_version and sender in self._voters()
+        voters = self._voters()
+        known = message.membership_version == self.term.membership_version and {sender, self.me} <= voters
         if known and sender != self.me:
             term = Term(message.membership_version, message.term)
             self._expect_credible(sender, term, now)

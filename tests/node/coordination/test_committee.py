@@ -281,6 +281,25 @@ def test_member_whose_memory_is_too_small_does_not_stand():
     hold(test, present=NAMES[:6])
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [m.Vote(5, 9, False), m.Vote(5, 1000, False), m.Following(5, 9, 0), m.Leading(5, 9, 1), m.Voted(5, 9, True, False)],
+)
+def test_one_member_of_the_committee_deposes_nobody_for_the_members_outside(lie):
+    async def test(hall):
+        first = await hall.elected()
+        liar = next(name for name in FIRST if name != first)
+        await asyncio.sleep(2 * TIMING.patience)  # no promise of the start holds any more
+        for name in NAMES[5:30]:
+            hall.runners[name].receive(liar, lie)
+        assert hall.coordinators(*NAMES[5:30]) == {first}
+        assert {hall.votes[name].ballot for name in NAMES[5:30]} == {Ballot(Term(5, 1))}
+        await asyncio.sleep(1)
+        assert not [name for name, kind in hall.sent if name in NAMES[5:30] and kind != "WhichTerm"]
+
+    hold(test, present=NAMES[:30])
+
+
 # Certificates
 
 
