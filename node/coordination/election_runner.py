@@ -439,7 +439,7 @@ class ElectionRunner:
 
     def correct(self, name: str, term: Term) -> None:
         """Tell a member that has submitted in a term in which this node does not lead, where to turn."""
-        if self._electorate.keys is None or name in self._electorate.keys:
+        if self._electorate.keys is None:
             return
         later = self.certificate is not None and self.certificate[0] > term
         if not (later and self._show_certificate(name, term)):

@@ -8,7 +8,9 @@ stands in for one node that receives everything:
   its name puts each member into a group, so that members with the same log agree, and a newcomer moves nobody while G stays.
 - The group of number 0 submits to the coordinator itself, as without groups. Each of the others has a *summer*: the other
   members of the committee in the order of their names. A member of the committee is in the group that it sums.
-- A member submits to its summer, or to the coordinator if it has no link with the summer, loses it, or suspects the summer.
+- A member submits to its summer, or to the coordinator if it has no link with the summer, loses it, suspects the summer, or
+  hears from it that it does not sum: it may not have heard the first beat of a term yet. The coordinator waits for the
+  members of a summer that it does not reach itself.
 - A summer collects its group's submissions by the rules of a coordinator (`Coordinator`), with half the deadline, because
   the coordinator waits for it. Its step is to compute the mean of the group, to send it up as `group_mean`, and to assign
   what the coordinator assigns to it, to each member of its group.
@@ -23,14 +25,18 @@ What must never be:
 - A model counts twice. A member whose summer was lost may have submitted to the coordinator as well: a single submission of
   a member that a group's mean contains is left out, and its sender still gets the assignment (`without_repeated`). A second
   mean with a name that another one contains is refused.
+- A summer or a member decides about other groups than its own. A summer takes submissions of its own group only; otherwise a
+  member that submits to several of them would make their means contain one name. The coordinator takes a mean only if all
+  its members are of the summer's group, with the samples of their introductions. (If the number of groups has changed since
+  the summer began to collect, its group loses the round.)
 - A summer acts in a term that is over: it answers only while it follows that term's coordinator.
 - A member waits longer than without groups: a lost summer is noticed by the lost link, and a slow one ends its group's
   round after a quarter of the deadline.
 
 Trust. A summer is trusted for its group, as the coordinator is for all: it can leave members out, or put any model in place
-of theirs, with the weight of its group. Members see in the assigned weights whether they count, and with which weight; they
-cannot see whether their model was changed. So groups need `robust = "none"`, like secure sums, and do not go with those,
-because a summer would have to open the mask of a group alone.
+of theirs and of what is assigned to them, with the weight of its group and no more. Members see in the assigned weights
+whether they count, and with which weight; they cannot see whether their model was changed. So groups need `robust =
+"none"`, like secure sums, and do not go with those, because a summer would have to open the mask of a group alone.
 """
 
 from __future__ import annotations
@@ -134,19 +140,21 @@ def group_payload(mean: GroupMean) -> Payload:
     return Payload.of(np.ascontiguousarray(mean.params, "<f4").data.cast("B"), encode_group(mean.samples))
 
 
-def read_group(sender: str, opened: Opened, message: m.GroupMean, size: int, has_vote: Callable[[str], bool]) -> GroupMean:
+def read_group(sender: str, opened: Opened, message: m.GroupMean, size: int, has: Callable[[str, int], bool]) -> GroupMean:
     """Return the mean of a group in a message.
 
     Args:
         size: P, the number of shared parameters.
-        has_vote: returns whether a member takes part in coordinated rounds.
+        has: returns whether the sender's group has a member with so many samples.
 
     Raises:
-        ProtocolError: the payload is malformed, or counts somebody who takes no part.
+        ProtocolError: the payload is malformed, or counts somebody who is not in the group, or with other samples.
     """
     params, samples = decode_group(opened.payload, size)
-    if not samples or not all(map(has_vote, samples)):
-        raise ProtocolError("malformed", "the mean of a group without members, or with some that take no part")
+    if not samples:
+        raise ProtocolError("malformed", "the mean of a group without members")
+    if wrong := next((name for name, n in samples.items() if not has(name, n)), None):
+        raise ProtocolError("differs", f"{sender} counts {wrong} with {samples[wrong]} samples, who is not so in its group")
     return GroupMean(sender, message.round, params, sum(samples.values()), samples=samples)
 
 
@@ -187,7 +195,8 @@ class Groups:
 
     def summers(self) -> tuple[str, ...]:
         """Return the summers of the present term; empty without a coordinator."""
-        name = self._election.coordinator
+        election = self._election  # a coordinator remains one while it has no lease
+        name = self._peering.name if election.coordinates(election.term) else election.coordinator
         return () if name is None else summers(self._election.electorate, name, self._group_size)
 
     def summer(self, coordinator: str) -> str:
@@ -206,6 +215,16 @@ class Groups:
         follows = name not in (None, self._peering.name) and self._election.term == term
         return follows and self._peering.name in self.summers()
 
+    def takes(self, name: str, term: Term) -> bool:
+        """Return whether this node takes the submission of a member for the coordinator of a term."""
+        return self.sums(term) and group_of(name, self.summers()) == self._peering.name
+
+    def has(self, summer: str, name: str, samples: int) -> bool:
+        """Return whether a member is in a summer's group, and has introduced itself to this node with so many samples."""
+        chosen, peer = self.summers(), self._peering.peers.get(name)
+        there = peer is not None and self._election.votes(name) and peer.public_info.get("n_samples") == samples
+        return there and summer in chosen and group_of(name, chosen) == summer
+
     def expected(self) -> AbstractSet[str]:
         """Return the names of the connected participants that submit to this node; it is one of them until it has ended."""
         peering, chosen = self._peering, self.summers()
@@ -217,6 +236,7 @@ class Groups:
         mine = {name for name in there if chosen and group_of(name, chosen) == peering.name}
         if self._election.coordinates(self._election.term):
             mine |= there & set(chosen)  # their means are awaited, too
+            mine |= {name for name in there if group_of(name, chosen) not in there}  # in place of a lost summer
         return mine if peering.final else mine | {peering.name}
 
     def credible_round(self) -> int:
@@ -279,9 +299,10 @@ class Groups:
 
     def begin(self, submissions: Sequence[Submission], then: Callable[[StepResult], None]) -> None:
         """Run `step` in the background."""
+        term = self.coordinator.term  # another one may begin before the task does
 
         async def work() -> None:
-            then(await self.step(submissions, self.coordinator.term))
+            then(await self.step(submissions, term))
 
         self._peering.begin(work(), f"{self._peering.name}: mean of a group in round {submissions[0].round}")
 

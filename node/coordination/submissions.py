@@ -37,7 +37,7 @@ from p2pfl.node.coordination.coordinator import (
     without_known_start,
 )
 from p2pfl.node.coordination.election_runner import ElectionRunner
-from p2pfl.node.coordination.groups import Groups, read_group, spread, without_repeated
+from p2pfl.node.coordination.groups import GroupMean, Groups, read_group, spread, without_repeated
 from p2pfl.node.coordination.secure_rounds import SecureRounds, SecureSums
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peers import Peer
@@ -108,6 +108,7 @@ class CoordinationClient:
         self.pending: UnansweredSubmission | None = None
         self._assigned_in: Term | None = None  # term of the last assignment, if the node has continued from it
         self._assigned_by = ""  # coordinator that made the last assignment
+        self._refusing = ""  # summer that does not take this node's submission of the round
 
     async def submit(self, submission: Submission) -> Assignment | None:
         """Return the coordinator's assignment; None if there is no coordinator, or no assignment by the deadline."""
@@ -122,6 +123,7 @@ class CoordinationClient:
         loop, sums = asyncio.get_running_loop(), self._sums
         expires = loop.time() + self._deadline
         known, self._assigned_in = self._assigned_in, None
+        self._refusing = ""
         try:
             while (left := expires - loop.time()) > 0:
                 seconds = min(left, self._election.patience)
@@ -156,6 +158,8 @@ class CoordinationClient:
         assert name is not None
         submission = without_known_start(submission, known, term)
         summer = "" if self._groups is None else self._groups.summer(name)
+        if summer == self._refusing:
+            summer = ""
         number, loop = next(self._peering.numbers), asyncio.get_running_loop()
         pending = self.pending = UnansweredSubmission(number, submission.round, name, term, loop.create_future(), summer)
         if self._groups is not None and summer == self._peering.name:
@@ -179,7 +183,7 @@ class CoordinationClient:
             there = self._election.coordinator == pending.coordinator and self._election.term == pending.term
             lost = name != peering.name and (name not in peering.peers or peering.peers[name].link is not link)
             if self._groups is not None and pending.summer not in ("", peering.name):
-                lost = lost or not self._groups.reaches(name)  # the coordinator stands in for a summer
+                lost = lost or name == self._refusing or not self._groups.reaches(name)  # the coordinator stands in for it
             return pending.answer.done() or not there or lost
 
         await peering.until(over, seconds)
@@ -241,6 +245,13 @@ class CoordinationClient:
             self._resolve(pending, None)
             raise
         self._resolve(pending, assignment)
+
+    def take_term_over(self, peer: Peer, message: m.TermOver) -> None:
+        """Handle a summer's answer that it does not sum in this term: submit to the coordinator."""
+        pending, term = self.pending, Term(message.membership_version, message.term)
+        if pending is not None and (pending.summer, pending.term) == (peer.name, term):
+            self._refusing = peer.name
+            self._peering.notify()
 
     def _submission_of(self, peer: Peer, message: m.Assigned | m.SumRequest, what: str) -> UnansweredSubmission | None:
         """Return the submission to which a coordinator's message belongs; None if the message came too late.
@@ -406,14 +417,15 @@ class CoordinationServer:
         if message.step == "announce":
             self._take(peer, opened, message)
         else:
-            self._expect_term(message)
+            self._expect_term(peer, message)
             sums.take(peer, message, opened.payload)
 
-    def _expect_term(self, message: m.Submit | m.SumAnswer | m.GroupMean) -> Term:
-        term = Term(message.membership_version, message.term)
+    def _expect_term(self, peer: Peer, message: m.Submit | m.SumAnswer | m.GroupMean) -> Term:
+        term, groups = Term(message.membership_version, message.term), self._groups
         if term < self._election.term:
             raise ProtocolError("lower term", f"a submission in the ended term {term}")
-        if not self._election.coordinates(term) and not self._sums_for(term, message):
+        of_group = groups is not None and isinstance(message, m.Submit) and groups.takes(peer.name, term)
+        if not of_group and not self._election.coordinates(term):
             raise ProtocolError("not the coordinator", f"a submission in term {term}")
         return term
 
@@ -433,7 +445,7 @@ class CoordinationServer:
 
     def _take(self, peer: Peer, opened: Opened, message: m.Submit | m.SumAnswer | m.GroupMean) -> None:
         try:
-            term = self._expect_term(message)
+            term = self._expect_term(peer, message)
         except ProtocolError:
             self._election.correct(peer.name, Term(message.membership_version, message.term))
             raise
@@ -448,8 +460,7 @@ class CoordinationServer:
             if isinstance(message, m.SumAnswer):
                 submission = _expect_sums(self._sums).announced(peer, opened.payload, message)
             elif isinstance(message, m.GroupMean):
-                submission = read_group(peer.name, opened, message, self._size, self._election.votes)
-                self._check(submission.params)
+                submission = self._read_group(peer, opened, message)
             else:
                 submission = self._read(peer, opened, message)
         except ProtocolError:
@@ -463,6 +474,12 @@ class CoordinationServer:
         if message.n_samples != samples:
             raise ProtocolError("differs", f"a submission of {message.n_samples} samples, but {samples} in the introduction")
         return read_submission(peer.name, opened, message, self._size, self._check)
+
+    def _read_group(self, peer: Peer, opened: Opened, message: m.GroupMean) -> GroupMean:
+        assert self._groups is not None  # see `take_group_mean`
+        mean = read_group(peer.name, opened, message, self._size, partial(self._groups.has, peer.name))
+        self._check(mean.params)
+        return mean
 
     def _reply(self, peer: Peer, submit: m.Submit | m.SumAnswer | m.GroupMean, assignment: Assignment | None) -> None:
         """Send an assignment, or, for None, the message that there will be none."""

@@ -355,6 +355,8 @@ class MessageExchange:
                 self.election.receive(peer.name, message)
             case m.SignedVote() | m.TermCertificate() | m.WhichTerm() | m.TermOver():
                 self.election.receive_of_committee(peer.name, message, bytes(payload))
+                if isinstance(message, m.TermOver):
+                    self.coordination.client.take_term_over(peer, message)
             case _:
                 self._handle_coordination(peer, opened, self.coordination)
 

@@ -43,6 +43,7 @@ _KIND_OF: Mapping[type[m.Message], str] = {
     m.Score: "score",
     m.Scored: "scored",
     m.Submit: "submit",
+    m.GroupMean: "submit",
     m.SumAnswer: "submit",
     m.SumRequest: "assigned",
     m.Assigned: "assigned",
@@ -528,7 +529,7 @@ class Traffic:
             self.count(way, "control", size)
             return
         holds_model = (
-            isinstance(message, m.ModelUpdate | m.Submit)
+            isinstance(message, m.ModelUpdate | m.Submit | m.GroupMean)
             or (isinstance(message, m.Assigned) and message.given)
             or (isinstance(message, m.SumAnswer) and message.step == "shares")  # it is masked
         )

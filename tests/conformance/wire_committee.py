@@ -96,7 +96,8 @@ def check_group(given):
     pairs = follows(rest, SAMPLES)
     expect(len(dict(pairs)) == len(pairs), "malformed")
     values = floats(params)
-    expect(pairs and set(dict(pairs)) <= set(given["voters"]), "malformed")
+    expect(pairs, "malformed")
+    expect(all(given["group"].get(name) == samples for name, samples in pairs), "differs")
     return {"params": values, "samples": dict(pairs), "n_samples": sum(dict(pairs).values())}
 
 

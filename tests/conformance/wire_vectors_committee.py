@@ -127,7 +127,7 @@ def certificate_vectors(v):
 
 
 def group_vectors(v):
-    base = {"tensors": SHAPES, "voters": list(NAMES)}
+    base = {"tensors": SHAPES, "group": {"ada": 50, "ben": 20, NAMES[2]: 0}}
 
     def good(name, rest):
         v.good(name, "group mean", **base, bytes=(MEAN + rest).hex())
@@ -136,9 +136,10 @@ def group_vectors(v):
         v.bad(name, "group mean", cause, why, **base, bytes=data.hex())
 
     good("two members", pack([["ada", 50], ["ben", 20]]))
-    good("one without samples", pack([["ada", 0]]))
+    good("one without samples", pack([[NAMES[2], 0]]))
     bad("nobody", "malformed", "an empty array", MEAN + pack([]))
-    bad("a stranger", "malformed", "zoe takes no part", MEAN + pack([["ada", 50], ["zoe", 20]]))
+    bad("a stranger", "differs", "zoe is not in the group", MEAN + pack([["ada", 50], ["zoe", 20]]))
+    bad("other samples", "differs", "ben has 20", MEAN + pack([["ada", 50], ["ben", 21]]))
     bad("one twice", "malformed", "ada and ada", MEAN + pack([["ada", 50], ["ada", 20]]))
     bad("a byte less", "wrong length", "31 bytes", MEAN[:-1])
     bad("nothing after the mean", "wrong length", "the samples are needed", MEAN)

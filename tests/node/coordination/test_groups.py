@@ -19,6 +19,7 @@ from p2pfl.node.coordination.groups import (
     summers,
     without_repeated,
 )
+from p2pfl.node.coordination.submissions import submission_payload
 from p2pfl.node.federation.agreement import Agreement, check_groups
 from p2pfl.node.settings import Settings
 from p2pfl.policies.coordinated import CoordinatedFedAvg, together
@@ -28,6 +29,7 @@ from p2pfl.protocols.election import Electorate
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import Opened
+from p2pfl.sim.scenario.devices import Speed
 from p2pfl.sim.simulation.clock import run
 from tests.node.coordination.test_committee import CommitteeFederation
 
@@ -106,13 +108,14 @@ def test_groups_need_a_committee_and_a_plain_mean(changes, policy, words):
 
 
 @pytest.mark.parametrize(
-    ("samples", "words"), [({}, "without members"), ({"a": 1, "z": 2}, "take no part"), ({"a": np.nan}, "invalid group")]
+    ("samples", "words"),
+    [({}, "without members"), ({"z": 1}, "b counts z with 1"), ({"a": 2}, "a with 2"), ({"a": np.nan}, "invalid group")],
 )
 def test_invalid_mean_of_group_is_refused(samples, words):
     mean = np.zeros(4, np.float32).tobytes()
     opened = Opened("b", m.GroupMean(1, 3, 5, 1), memoryview(mean + msgspec.msgpack.encode(list(samples.items()))), 1)
     with pytest.raises(ProtocolError, match=words):
-        read_group("b", opened, opened.message, 4, lambda name: name in NAMES)
+        read_group("b", opened, opened.message, 4, lambda name, n: name in NAMES and n == 1)
 
 
 # Rounds
@@ -156,7 +159,10 @@ def test_rounds_with_groups_equal_rounds_without():
     leader = grouped.nodes["h"].exchange.election.coordinator
     received = grouped.nodes[leader].exchange.coordination
     assert received.groups.summers()[0] == leader
-    assert len(received.groups.summers()) == 4
+    chosen = received.groups.summers()
+    assert len(chosen) == 4
+    alone = [name for name in NAMES if group_of(name, chosen) == leader and name != leader]
+    assert grouped.nodes[leader].exchange.traffic.received["models"] == 3 * (len(alone) + len(chosen) - 1)
 
 
 @pytest.mark.parametrize("who", ["summer", "coordinator"])
@@ -192,9 +198,120 @@ def test_mean_of_group_of_a_member_outside_the_committee_is_refused():
     assert set(federation.watch["g"].weights[3]) == set(NAMES)
 
 
+def claim(samples, sender=None):
+    """Return a test in which a member of the committee sends the mean of a group that it has made up, in round 2."""
+
+    async def test(federation):
+        federation.start()
+        await federation.round("h", 1)
+        groups = federation.nodes["h"].exchange.coordination.groups
+        federation.leader, federation.liar, *_ = groups.summers()
+        federation.groups = {name: group_of(name, groups.summers()) for name in NAMES}
+        here = federation.nodes[federation.liar].exchange
+        theirs = samples(federation)
+        mean = GroupMean(federation.liar, 2, federation.nodes["h"].me.params, sum(theirs.values()), samples=theirs)
+        term = here.election.term
+        here.peering.send(here.peers[federation.leader], m.GroupMean(99, 2, *term), group_payload(mean))
+        await federation.done()
+
+    return test
+
+
+def everyone(federation):
+    return dict.fromkeys(NAMES, 100)
+
+
+def too_many_samples(federation):
+    return {name: 10**6 for name, summer in federation.groups.items() if summer == federation.liar}
+
+
+@pytest.mark.parametrize("lie", [everyone, too_many_samples])
+def test_summer_that_claims_members_or_samples_that_are_not_its_own_is_refused(lie):
+    federation = play(GroupedFederation, claim(lie))
+    leader = federation.nodes[federation.leader].exchange
+    assert leader.rejected["differs"] == 1
+    mine = {name for name, summer in federation.groups.items() if summer == federation.liar}
+    for name in set(NAMES) - mine:
+        assert set(federation.watch[name].weights[2]) >= set(NAMES) - mine
+    for name in NAMES:
+        assert set(federation.watch[name].weights[3]) == set(NAMES)
+
+
+def test_member_that_submits_to_all_summers_costs_nobody_the_round():
+    async def test(federation):
+        federation.start()
+        await federation.round("h", 1)
+        here = federation.nodes["h"].exchange
+        chosen, term = here.coordination.groups.summers(), here.election.term
+        own = here.peering.public_info["n_samples"]
+        payload = submission_payload(Submission("h", 2, federation.nodes["h"].me.params, own))
+        federation.chosen = chosen
+        for name in chosen:
+            if name != group_of("h", chosen):
+                here.peering.send(here.peers[name], m.Submit(90, 2, *term, own, False), payload)
+        await federation.done()
+
+    federation = play(GroupedFederation, test)
+    refusing = set(federation.chosen[1:]) - {group_of("h", federation.chosen)}
+    for name in NAMES:
+        assert [set(weights) for weights in federation.watch[name].weights.values()] == 3 * [set(NAMES)]
+        assert federation.nodes[name].exchange.rejected["not the coordinator"] == (name in refusing)
+
+
+def test_members_submit_to_the_coordinator_if_their_summer_does_not_follow_it():
+    async def test(federation):
+        federation.start()
+        await federation.round("h", 1)
+        chosen = federation.nodes["h"].exchange.coordination.groups.summers()
+        federation.deaf = next(name for name in chosen[1:] if any(group_of(other, chosen) == name for other in "fgh"))
+        federation.group = {name for name in NAMES if group_of(name, chosen) == federation.deaf} - {federation.deaf}
+        federation.cable.one_way.add((chosen[0], federation.deaf))  # it hears no beat
+        await federation.done(*(set(NAMES) - {federation.deaf}))
+
+    federation = play(GroupedFederation, test, rounds=4)
+    for name in set(NAMES) - {federation.deaf}:
+        assert set(federation.watch[name].weights[4]) == set(NAMES) - {federation.deaf}
+        assert not federation.nodes[name].exchange.expired
+
+
+def test_coordinator_waits_for_the_members_of_a_lost_summer():
+    async def test(federation):
+        federation.start()
+        await federation.round("h", 1)
+        chosen = federation.nodes["h"].exchange.coordination.groups.summers()
+        gone = next(name for name in chosen[1:] if any(group_of(other, chosen) == name for other in "fgh"))
+        federation.left = set(NAMES) - {gone}
+        slow = next(name for name in "fgh" if group_of(name, chosen) == gone)
+        federation.trainers[slow].speed = Speed(3.0)
+        await federation.kill(gone)
+        federation.cable.cut.add(gone)
+        await federation.done(*federation.left)
+
+    federation = play(GroupedFederation, test, rounds=5)
+    for name in federation.left:
+        assert set(federation.watch[name].weights[4]) == set(federation.watch[name].weights[5]) == federation.left
+
+
+def test_coordinator_waits_for_the_same_members_while_it_has_no_lease():
+    async def test(federation):
+        federation.start()
+        await federation.round("h", 1)
+        chosen = federation.nodes["h"].exchange.coordination.groups.summers()
+        leader = chosen[0]
+        election, groups = (here := federation.nodes[leader].exchange).election, here.coordination.groups
+        waited_for = groups.expected()
+        federation.cable.one_way |= {(name, leader) for name in NAMES}
+        while election.leads(election.term):
+            await asyncio.sleep(0.01)
+        assert election.coordinates(election.term)
+        assert groups.expected() == waited_for == {*chosen, *(name for name in NAMES if group_of(name, chosen) == leader)}
+
+    play(GroupedFederation, test)
+
+
 def test_payload_of_a_mean_is_read_as_it_was_made():
     mean = mean_of_group(submissions(size=4), "b")
     parts = b"".join(bytes(part) for part in group_payload(mean).parts)
     opened = Opened("b", m.GroupMean(1, 3, 5, 1), memoryview(parts), 1)
-    again = read_group("b", opened, opened.message, 4, lambda name: name in NAMES)
+    again = read_group("b", opened, opened.message, 4, lambda name, n: mean.samples[name] == n)
     assert (again.samples, again.n_samples, again.params.tolist()) == (mean.samples, 360, mean.params.tolist())
