@@ -20,6 +20,11 @@ With `--committee 7` the program measures coordinators, with the links that a co
 know one, 10 s with one, and its end without a word until all know the successor. It prints the frames of elections.
 
     benchmarks/members.py 100 1000 --committee 7
+
+With `--start` the program writes the files of a member of a federation of that size to a temporary folder, and measures how
+a start and each command read them: the processor time, and the memory that the log takes.
+
+    benchmarks/members.py 1000 10000 --start
 """
 
 from __future__ import annotations
@@ -31,11 +36,13 @@ import json
 import logging
 import sys
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import pairwise
 from math import log
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -43,6 +50,7 @@ import networkx as nx
 
 from p2pfl._util.event_log import EventLogger
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes, VoteSigner
+from p2pfl.node.federation.membership_file import MEMBERSHIP, load_federation, write_federation
 from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peering_config import DialLimits, Guard, PeeringConfig, PeeringOptions
@@ -440,6 +448,36 @@ def learn(count: int, degree: int | None, rounds: int, seed: int) -> dict[str, A
     return row
 
 
+def start(count: int) -> dict[str, Any]:
+    """Return the costs of loading the membership of a federation from the disk of a member."""
+    streams = RandomStreams(0, "members")
+    admission = Identity.from_seed(streams.digest(0, "admission"))
+    log = Membership(Federation.sign({"name": "bed", "rounds": 10}, admission))
+    for k in range(count):
+        log.append(admission, "add", f"n{k:05}", Identity.from_seed(streams.digest(k, "key")).public)
+    with TemporaryDirectory() as folder:
+        write_federation(Path(folder), log)
+        gc.collect()  # of what other sizes have left
+        begun = time.process_time()
+        loaded = load_federation(Path(folder))
+        taken = time.process_time() - begun
+        tracemalloc.start()
+        kept = load_federation(Path(folder))
+        memory = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        size = (Path(folder) / MEMBERSHIP).stat().st_size
+    assert loaded is not None
+    assert kept is not None
+    assert len(loaded.members) == len(kept.members) == count
+    row = {"members": count, "start_s": round(taken, 3), "bytes": size, "memory": memory}
+    print(
+        f"{count:6} members: {taken:6.3f} s of a core to load the log, {size / 1e6:.2f} MB on disk,"
+        f" {memory / count:,.0f} bytes of memory for each",
+        flush=True,
+    )
+    return row
+
+
 def slow(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return a sentence for each federation in which a round costs a member too much."""
     least = min(rows, key=lambda row: row["members"])["ms"]
@@ -474,11 +512,17 @@ def main() -> None:
     parser.add_argument("--degree", type=int, help="neighbours of each member; all by default")
     parser.add_argument("--rounds", type=int, help="learn so many rounds instead")
     parser.add_argument("--committee", type=int, metavar="K", help="measure coordinators that a committee of K elects")
+    parser.add_argument("--start", action="store_true", help="measure how a start loads the log of so many members")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     rows = []
+    if given.start:
+        rows = [start(count) for count in given.members]
+        if given.json:
+            given.json.write_text(json.dumps(rows, indent=1) + "\n")
+        return
     if given.rounds is not None:
         rows = [learn(count, given.degree, given.rounds, given.seed) for count in given.members]
         if given.json:

@@ -217,15 +217,15 @@ class Log:
             entries = read(data, ENTRIES)
         except RefusedError:
             raise RefusedError("membership", self.membership_version) from None
-        for entry in entries:
+        for position, entry in enumerate(entries):
             try:
-                self.take(entry)
+                self.take(entry, entries[position + 1 :])
             except RefusedError as error:
                 raise RefusedError(
                     "membership fork" if error.cause == "membership fork" else "membership", self.membership_version
                 ) from None
 
-    def take(self, one):
+    def take(self, one, later):
         entry = read(one["entry"], ENTRY)
         whole = msgpack.packb([one["entry"], one["signature"]])
         expect(entry["federation"] == self.federation, "membership")
@@ -237,10 +237,31 @@ class Log:
             return
         expect(entry["membership_version"] == self.membership_version + 1, "membership")
         expect(entry["before"] == (digest(self.entries[-1]) if self.entries else NONE), "membership")
-        expect(valid[-1], "membership")
+        expect(valid[-1] or self.covered(whole, entry, later), "membership")
         expect(5 + sum(map(len, self.entries)) + len(whole) <= 4 * MIB, "membership")
         self.apply(entry)
         self.entries.append(whole)
+
+    def covered(self, whole, entry, later):
+        """Return whether the last entry that follows one with the same admission key is signed by that key."""
+        last = None
+        for one in later:
+            if entry["action"] == "hand-over":
+                break
+            version = entry["membership_version"]
+            try:
+                entry = read(one["entry"], ENTRY)
+            except RefusedError:
+                break
+            follows = entry["membership_version"] == version + 1 and entry["before"] == digest(whole)
+            if not follows or entry["federation"] != self.federation:
+                break
+            whole, last = msgpack.packb([one["entry"], one["signature"]]), (one, entry)
+        if last is None:
+            return False
+        one, entry = last
+        label = ENTRY_LABELS.get(entry["action"], b"p2pfl membership 1\0")
+        return signed(self.admissions[-1], one["signature"], label + one["entry"])
 
     def apply(self, entry):
         if entry["action"] == "extend":

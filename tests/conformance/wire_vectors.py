@@ -244,6 +244,10 @@ def membership_vectors() -> Vectors:
         "a name that was a removed member's", "", grown(*ADDED, ("remove", "bob", BOB), ("add", "bob", DAVE)).encode().hex()
     )
 
+    unsigned = entry(LOG, by=MALLORY)
+    after = {"membership_version": 5, "before": sha256(pack(unsigned)).digest(), "name": "erin", "key": SUCCESSOR.public}
+    good("an entry that the signature of the next one covers", LOG.encode().hex(), entries(unsigned, entry(LOG, **after)))
+
     good("a name of 64 characters", "", grown(("add", "x" * 64, ALICE)).encode().hex())
 
     def bad(name, new, why, known=LOG, cause="membership", membership_version=3):
@@ -276,6 +280,23 @@ def membership_vectors() -> Vectors:
         "another entry 3, not signed by the admission key: no fork, but nothing",
     )
     bad("rolled back", entries(entry(empty)), "another entry 1 than the known one", cause="membership fork")
+    bad(
+        "a good entry before one that no signature covers",
+        entries(entry(LOG), entry(LOG, by=MALLORY, **after | {"before": sha256(pack(entry(LOG))).digest()})),
+        "the first counts, and the second is signed by another key",
+        membership_version=4,
+    )
+    second = entry(LOG, **after)
+    third = entry(LOG, by=MALLORY, membership_version=6, before=sha256(pack(second)).digest(), name="frank")
+    bad("only the last signature covers others", entries(unsigned, second, third), "the last of three does not hold")
+    stolen = entry(LOG, by=MALLORY, action="hand-over", name="", key=MALLORY.public)
+    next_one = entry(LOG, by=MALLORY, **after | {"before": sha256(pack(stolen)).digest()})
+    bad("a forged hand-over, and an entry by its key", entries(stolen, next_one), "only the key in force hands over")
+    next_one = entry(LOG, **after | {"before": sha256(pack(stolen)).digest()})
+    bad("a forged hand-over, and an entry by the former key", entries(stolen, next_one), "no later signature covers it")
+    crossed = entry(LOG, action="hand-over", name="", key=SUCCESSOR.public, by=MALLORY)
+    next_one = entry(LOG, by=SUCCESSOR, **after | {"before": sha256(pack(crossed)).digest(), "key": MALLORY.public})
+    bad("a forged hand-over to the next key", entries(crossed, next_one), "the next key cannot cover it")
     handed = grown(*ADDED, ("hand-over", "", SUCCESSOR))
     bad(
         "signed by the former admission key",

@@ -41,6 +41,14 @@ def benchmark(folder, *options, program="sim_speed.py"):
     return done.stdout, json.loads((folder / "figures.json").read_text())
 
 
+@pytest.mark.slow
+def test_start_of_members_is_measured(tmp_path):
+    out, figures = benchmark(tmp_path, "30", "40", "--start", program="members.py")
+    assert [row["members"] for row in figures] == [30, 40]
+    assert all(row["bytes"] > 180 * row["members"] for row in figures)
+    assert out.count("to load the log") == 2
+
+
 @deep
 @pytest.mark.slow
 def test_simulator_speed_benchmark_writes_figures(tmp_path):

@@ -297,6 +297,64 @@ def test_extend_announces_change_once():
     assert told == [["alice", "bob", "carol"]]
 
 
+def chain_of(*signers):
+    """Return entries that follow one another after the log of alice, one by each signer."""
+    made, last = [], entries(log("alice"))[0]
+    for number, signer in enumerate(signers, 2):
+        before = sha256(msgspec.msgpack.encode(last)).digest()
+        name = f"n{number}"
+        last = signed(signer, membership_version=number, before=before, name=name, key=key(name))
+        made.append(last)
+    return made
+
+
+def test_last_signature_covers_entries_before_it():
+    made = log("alice")
+    assert made.extend(encoded(*chain_of(EVE, EVE, ADMISSION))) == 3
+    assert list(made.members) == ["alice", "n2", "n3", "n4"]
+    assert made.revocation(key("n2")) == b""
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_entries_without_last_signature_are_verified_one_by_one(count):
+    made = log("alice")
+    with pytest.raises(ProtocolError, match="without a signature"):
+        made.extend(encoded(*chain_of(*count * [ADMISSION], EVE)))
+    assert made.membership_version == 1 + count
+    assert "without a signature" in cause(log("alice"), encoded(*chain_of(EVE, ADMISSION, EVE)))
+
+
+def test_forged_chain_is_refused_whole():
+    assert "without a signature" in cause(log("alice"), encoded(*chain_of(*40 * [EVE])))
+
+
+@pytest.mark.parametrize("signer", [NEXT, ADMISSION])
+def test_no_later_signature_covers_hand_over(signer):
+    grown = log("alice")
+    (before,) = entries(grown)
+    handed = signed(EVE, action="hand-over", name="", key=NEXT.public)
+    follower = signed(
+        signer, membership_version=3, before=sha256(msgspec.msgpack.encode(handed)).digest(), name="carol", key=key("carol")
+    )
+    assert "without a signature" in cause(grown, encoded(before, handed, follower))
+
+
+def test_each_admission_key_covers_its_own_entries():
+    made = log("alice", "bob")
+    made.append(ADMISSION, "hand-over", "", NEXT.public)
+    made.append(NEXT, "add", "carol", CAROL.public)
+    made.append(NEXT, "add", "eve", EVE.public)
+    damaged = [msgspec.structs.replace(each, signature=bytes(64)) for each in entries(made)]
+    for wrong in (0, 3):  # each changes the hash that the next entry must contain
+        mixed = entries(made)
+        mixed[wrong] = damaged[wrong]
+        read = Membership(FILE)
+        with pytest.raises(ProtocolError, match="without a signature"):
+            read.extend(encoded(*mixed))
+        assert read.membership_version == wrong
+    assert Membership(FILE, made.encode()).members == made.members
+
+
 def test_fork_keeps_first_entry():
     made, other = log("alice", "bob"), log("alice", "carol")
     assert (
