@@ -24,13 +24,13 @@ from p2pfl.node.log import LOG
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peering_config import Discovery
 from p2pfl.protocols.addresses import BrokerAddress, is_loopback, join_address, needs_scope, split_address
-from p2pfl.protocols.discovery import MdnsFinder, interface_hosts
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transport import AccessControl, Handler, Link, Transport
 from p2pfl.protocols.transports.tls import TlsTransport
 
 if TYPE_CHECKING:
+    from p2pfl.protocols.discovery import MdnsFinder
     from p2pfl.protocols.mqtt.transport import MqttTransport
 
 
@@ -132,6 +132,8 @@ class Connectivity:
         await peering.listening.wait()
         _, port = split_address(self._tls.address)
         if self._config.mdns and self._config.direct:
+            from p2pfl.protocols.discovery import MdnsFinder  # zeroconf takes 4 MiB
+
             mdns = MdnsFinder(self._key, self._federation, port, self._tls.hosts, expected=peering.knows)
             await mdns.start(lambda key, address: self._discovery.found(key, address, "mdns"))
             reporting = asyncio.create_task(self._report(mdns))
@@ -201,6 +203,8 @@ def own_addresses(config: NodeConfig, listening: str) -> list[str]:
     host, port = split_address(listening)
     if host and host not in ("0.0.0.0", "::"):
         return [join_address(host, port)]
+    from p2pfl.protocols.discovery import interface_hosts
+
     return [join_address(each, port) for each in interface_hosts() if not (is_loopback(each) or needs_scope(each))]
 
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
-import portalocker
+if sys.platform == "win32":
+    import portalocker
+else:
+    import fcntl  # what portalocker calls; its import would take 2 MiB of each node, for modules of e-mail
 
 PRIVATE = 0o600  # mode of a file for its owner only
 LOCK_PATIENCE = 5.0  # seconds to wait for a lock that another process holds
@@ -122,7 +126,7 @@ def lock(path: Path, patience: float = 0.0) -> IO[bytes]:
     file = os.fdopen(_open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
     deadline = time.monotonic() + patience
     try:
-        while not _try_lock(file, portalocker.LockFlags.EXCLUSIVE, path):
+        while not _try_lock(file, path):
             if time.monotonic() >= deadline:
                 raise BlockingIOError(errno.EAGAIN, f"another process has locked it for {patience:g} s", str(path))
             time.sleep(_POLLING)
@@ -140,7 +144,7 @@ def is_locked(path: Path) -> bool:
     """
     try:
         with os.fdopen(_open_regular(path, os.O_RDONLY), "rb") as file:
-            return not _try_lock(file, portalocker.LockFlags.SHARED, path)  # other processes that only check do not count
+            return not _try_lock(file, path, shared=True)  # other processes that only check do not count
     except FileNotFoundError:
         return False
 
@@ -171,12 +175,21 @@ def _open_regular(path: Path, flags: int) -> int:
     return handle
 
 
-def _try_lock(file: IO[bytes], kind: portalocker.LockFlags, path: Path) -> bool:
+def _try_lock(file: IO[bytes], path: Path, shared: bool = False) -> bool:
     """Return whether a file could be locked; raise OSError if locks do not work there."""
-    try:
-        portalocker.lock(file, kind | portalocker.LockFlags.NON_BLOCKING)
-    except portalocker.AlreadyLocked:
-        return False
-    except portalocker.LockException as error:
-        raise OSError(errno.ENOLCK, error.strerror or str(error), str(path)) from error
+    if sys.platform == "win32":
+        flags = portalocker.LockFlags.SHARED if shared else portalocker.LockFlags.EXCLUSIVE
+        try:
+            portalocker.lock(file, flags | portalocker.LockFlags.NON_BLOCKING)
+        except portalocker.AlreadyLocked:
+            return False
+        except portalocker.LockException as error:
+            raise OSError(errno.ENOLCK, error.strerror or str(error), str(path)) from error
+    else:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise OSError(errno.ENOLCK, error.strerror or str(error), str(path)) from error
     return True

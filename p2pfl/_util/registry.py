@@ -8,7 +8,6 @@ computation returns depends on them, so `used_modules` lists their files.
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib
 import inspect
 import os
@@ -21,7 +20,6 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +60,8 @@ def locate(what: str, name: str, table: Mapping[str, str], group: str) -> str:
                 f"{what} {name!r}: {module} is a module of Python's standard library; rename your module"
             )
         return name
+    from importlib.metadata import entry_points  # with the modules of e-mail, 2 MiB that built-in names do not need
+
     others = {point.name: point.value for point in entry_points(group=group)}
     if name not in others:
         raise unknown(what, name, {*table, *others})
@@ -107,6 +107,8 @@ def _remedy(path: str, error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == root_of(path):
         return f"; its file {error.name}.py must be in the folder of the scenario or of the node"
     if isinstance(error, AttributeError) and module in sys.modules:
+        import difflib
+
         names = [name for name, value in vars(sys.modules[module]).items() if callable(value)]
         if near := difflib.get_close_matches(attribute, names, n=1):
             return f"; did you mean {module}:{near[0]}?"

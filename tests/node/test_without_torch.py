@@ -1,5 +1,9 @@
 """Nodes without PyTorch as processes in which every import of torch fails, alone and among nodes that have it."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -36,6 +40,26 @@ def test_federations_with_and_without_torch_agree(tmp_path, policy):
         found = models(tmp_path / f"{len(light)} light", POLICIES[policy], light)
         for name in NAMES:
             np.testing.assert_allclose(found[name], torch[name], rtol=0, atol=1e-5)
+
+
+def test_node_with_given_addresses_loads_only_what_it_uses(tmp_path):
+    """A module that is only imported costs memory for as long as the node runs."""
+    settings = 'rounds = 1\nmembers = 1\ndeadline = 0.5\n[task]\nname = "concept-shift"\n[policy]\nname = "random"\n'
+    with processes(tmp_path, NAMES[:2], settings) as federation:
+        run = ["-X", "importtime", "-m", "p2pfl.node", "run", str(federation.folders["alice"]), "--until-done"]
+        done = subprocess.run(
+            [sys.executable, *run],
+            env=os.environ | {"PYTHONPATH": without_torch.PYTHONPATH},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert (done.returncode, "round 1 of 1" in done.stdout) == (0, True), done.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert {"numpy", "ssl", "p2pfl.protocols.transports.tls_link", "p2pfl.learning.dense"} <= loaded
+    unused = {"aiomqtt", "dp_accounting", "duckdb", "ifaddr", "importlib.metadata", "jinja2", "networkx", "pandas"}
+    unused |= {"p2pfl.protocols.discovery", "prometheus_client", "rich", "scipy", "sklearn", "zeroconf"}
+    assert sorted(loaded & unused) == []
 
 
 def node(folder, *arguments):

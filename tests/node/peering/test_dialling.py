@@ -12,6 +12,7 @@ import pytest
 
 from p2pfl.node import connectivity
 from p2pfl.node.folder import config
+from p2pfl.protocols import discovery
 from p2pfl.protocols.addresses import needs_scope
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.transports import tls
@@ -65,7 +66,7 @@ def test_needs_scope_only_for_ipv6_link_local_addresses(host, scope):
 
 
 def test_own_addresses_omit_loopback_and_link_local(tmp_path, monkeypatch):
-    monkeypatch.setattr(connectivity, "interface_hosts", lambda: ["10.0.0.5", "127.0.0.1", "::1", "fd00::2", "fe80::1"])
+    monkeypatch.setattr(discovery, "interface_hosts", lambda: ["10.0.0.5", "127.0.0.1", "::1", "fd00::2", "fe80::1"])
     config.create(tmp_path / "alice", "alice")
     assert connectivity.own_addresses(config.load(tmp_path / "alice"), ":4100") == ["10.0.0.5:4100", "[fd00::2]:4100"]
 
