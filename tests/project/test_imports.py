@@ -27,7 +27,7 @@ def imports(path):
         ("p2pfl.protocols.wire.envelope", ("torch",)),
         ("p2pfl.protocols.transports.tls", ("torch",)),
         ("p2pfl.node.cli.main", ("zeroconf", "aiomqtt", "torch")),
-        ("p2pfl.node.runtime.run", ("aiomqtt", "prometheus_client", "torch", "networkx", "duckdb", "zeroconf", "ifaddr", "importlib.metadata")),
+        ("p2pfl.node.runtime.run", ("aiomqtt", "prometheus_client", "torch", "networkx", "duckdb", "zeroconf", "ifaddr")),
         ("p2pfl.protocols.wire.payload", ("torch",)),
         ("p2pfl.tasks.digits", ("torch",)),
         ("p2pfl.tasks.table", ("torch",)),
