@@ -10,6 +10,8 @@ from typing import Any
 
 import networkx as nx
 
+from p2pfl.topologies.rings import DEGREE, numbered, ring_links, ring_orders
+
 
 def complete(n: int, seed: int) -> nx.Graph:
     """Return a graph in which every node is a neighbour of every other."""
@@ -37,6 +39,20 @@ def check_degree(n: int, degree: int) -> None:
         raise ValueError(
             f"degree must be at least 0 and below {n} for {n} nodes, and nodes * degree must be even, got {degree}"
         )
+
+
+def rings(n: int, seed: int, *, degree: int = DEGREE) -> nx.Graph:
+    """Return a connected random graph: each node is a neighbour of the nodes before and after it on several random rings.
+
+    A federation has it as a rule, whoever comes or goes; see p2pfl.topologies.rings.
+
+    Args:
+        degree: maximum number of neighbours of a node, two for each ring; even, from 2 to 64.
+    """
+    low, high = ring_links(ring_orders(seed, degree, numbered(n)))
+    graph = nx.empty_graph(n)
+    graph.add_edges_from(zip(low.tolist(), high.tolist(), strict=True))
+    return graph
 
 
 def watts_strogatz(n: int, seed: int, *, degree: int = 4, rewire: float = 0.1) -> nx.Graph:
@@ -182,6 +198,7 @@ BUILDERS: dict[str, Callable[..., nx.Graph]] = {
     "complete": complete,
     "ring": ring,
     "k-regular": k_regular,
+    "rings": rings,
     "small-world": watts_strogatz,
     "watts-strogatz": watts_strogatz,
     "erdos-renyi": erdos_renyi,

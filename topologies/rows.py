@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pfl.topologies.builders import check_degree, torus_rows
+from p2pfl.topologies.rings import DEGREE, numbered, ring_links, ring_orders
 
 Ints = NDArray[np.int64]
 
@@ -65,7 +66,15 @@ def k_regular(n: int, seed: int, *, degree: int = 4) -> Rows:
     return Rows(np.arange(n + 1) * degree, np.concatenate([high, low])[order])
 
 
-ROWS: dict[str, Callable[..., Rows]] = {"ring": ring, "torus": torus, "k-regular": k_regular}
+def rings(n: int, seed: int, *, degree: int = DEGREE) -> Rows:
+    """Return the neighbours on several random rings; see p2pfl.topologies.builders.rings."""
+    low, high = ring_links(ring_orders(seed, degree, numbered(n)))
+    to, source = np.concatenate([low, high]), np.concatenate([high, low])
+    order = (to * n + source).argsort()
+    return Rows(np.concatenate([[0], np.cumsum(np.bincount(to, minlength=n))]), source[order])
+
+
+ROWS: dict[str, Callable[..., Rows]] = {"ring": ring, "torus": torus, "k-regular": k_regular, "rings": rings}
 
 
 def _of_table(table: Ints) -> Rows:

@@ -51,6 +51,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pfl.random_streams import federation_streams
+from p2pfl.topologies import rings
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -457,6 +458,32 @@ def epidemic(n: int, seed: int, *, degree: int = 0) -> GraphSchedule:
     return Epidemic(n, seed, degree)
 
 
+class ChangingRings(GraphSchedule):
+    """See `changing_rings`."""
+
+    def __init__(self, n: int, seed: int, degree: int) -> None:
+        super().__init__(n, seed)
+        rings.check_degree(degree)
+        self._degree = degree
+        self._tokens = rings.numbered(n)
+
+    def _edges(self, phase: int) -> Sequence[Edges]:
+        low, high = rings.ring_links(rings.ring_orders(self.seed, self._degree, self._tokens, phase))
+        return _both_ways(low, high, 1 / (self._degree + 1))
+
+
+def changing_rings(n: int, seed: int, *, degree: int = rings.DEGREE) -> GraphSchedule:
+    """Let every node average with the nodes before and after it on several random rings, other rings in each round.
+
+    In a federation of many members these are the peers from which a policy selects in a round; see
+    p2pfl.topologies.rings. The model of each neighbour has the weight 1 / (degree + 1).
+
+    Args:
+        degree: maximum number of neighbours of a node in a round, two for each ring; even, from 2 to 64.
+    """
+    return ChangingRings(n, seed, degree)
+
+
 SCHEDULES: dict[str, Callable[..., GraphSchedule]] = {
     "base-k": base_k,
     "simple-base-k": simple_base_k,
@@ -469,6 +496,7 @@ SCHEDULES: dict[str, Callable[..., GraphSchedule]] = {
     "od-equidyn": od_equidyn,
     "ou-equidyn": ou_equidyn,
     "epidemic": epidemic,
+    "changing-rings": changing_rings,
 }
 """Rules by name: functions of (number of nodes, seed, options)."""
 

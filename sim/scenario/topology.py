@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from inspect import signature
+from math import expm1
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,8 @@ def edges_of(topology: Mapping[str, Any], nodes: int) -> float:
             return option("edges", 2, nodes / 2) * nodes / 2
         case "erdos-renyi":
             return 0.9 * pairs * option("p", 0.1, 1)
+        case "rings":  # two rings share a few edges, more of them in a small graph
+            return max(nodes - 1.0, 0.8 * pairs * -expm1(-option("degree", 8, nodes) / max(1, nodes - 1)))
         case "clusters":
             groups = max(1.0, option("groups", 3, nodes))
             return 0.9 * option("within", 1.0, 1) * nodes * max(0, nodes / groups - 1) / 2

@@ -14,6 +14,7 @@ from p2pfl.topologies import BUILDERS, build, neighbours
 
 RANDOM = {
     "k-regular": {},
+    "rings": {},
     "small-world": {},
     "watts-strogatz": {},
     "erdos-renyi": {"p": 0.4},
@@ -310,8 +311,8 @@ def test_unknown_topology_option_reports_one_line(name, options, message):
 
 
 def test_build_of_unknown_name_raises_key_error():
-    with pytest.raises(KeyError, match="rings"):
-        build("rings", 8, 0)
+    with pytest.raises(KeyError, match="tourus"):
+        build("tourus", 8, 0)
 
 
 # Neighbours

@@ -458,7 +458,7 @@ def test_topology_command_notes_a_node_without_neighbours(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rings"], "unknown topology 'rings'; did you mean 'ring'?"),
+        (["tourus"], "unknown topology 'tourus'; did you mean 'torus'?"),
         (["none.graphml"], "topology.file: the file none.graphml does not exist; searched in "),
         (["ring", "--nodes", "0"], "nodes must be 1 or more, got 0"),
         (["ring", "--set", "degree=3"], "unknown key 'topology.degree'; the topology 'ring' has no options"),

@@ -15,6 +15,8 @@ GRAPHS = [
     ("k-regular", 40, {"degree": 1}),
     ("k-regular", 40, {"degree": 2}),
     ("k-regular", 300, {"degree": 10}),
+    ("rings", 40, {"degree": 6}),
+    ("rings", 2, {}),
 ]
 
 
@@ -28,7 +30,8 @@ def test_rows_are_the_neighbours_in_the_graph(name, n, options, seed):
 
 
 @pytest.mark.parametrize(
-    ("name", "n", "options"), [("ring", 2101, {}), ("torus", 2500, {}), ("k-regular", 2200, {"degree": 3})]
+    ("name", "n", "options"),
+    [("ring", 2101, {}), ("torus", 2500, {}), ("k-regular", 2200, {"degree": 3}), ("rings", 2200, {})],
 )
 def test_properties_of_rows_are_those_of_the_graph(name, n, options):
     assert rows.properties(rows.ROWS[name](n, 3, **options)) == properties(BUILDERS[name](n, 3, **options))

@@ -154,6 +154,8 @@ def test_check_runs_adds_tables_of_all_runs(free):
         *({"name": name} for name in ("complete", "ring", "star", "small-world", "erdos-renyi", "scale-free", "clusters")),
         {"name": "torus"},
         {"name": "k-regular", "degree": 6},
+        {"name": "rings", "degree": 6},
+        {"name": "rings", "degree": 64},
         {"name": "watts-strogatz", "degree": 8},
         {"name": "barabasi-albert", "edges": 5},
         {"name": "erdos-renyi", "p": 0.5},

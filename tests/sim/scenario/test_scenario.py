@@ -259,7 +259,7 @@ def test_topology_study_combines_seven_graphs_and_five_budgets():
         ("network.latncy=3", "unknown key 'network.latncy'; did you mean 'network.latency'?"),
         ("policy.name=dax", "unknown policy 'dax'; did you mean 'dac'?"),
         ("task.name=digit", "unknown task 'digit'; did you mean 'digits'?"),
-        ("topology.name=rings", "unknown topology 'rings'; did you mean 'ring'?"),
+        ("topology.name=tourus", "unknown topology 'tourus'; did you mean 'torus'?"),
         ("topology.degre=3", "run 'alone': unknown key 'topology.degre'; the topology 'complete' has no options"),
         ("edges=2", "unknown key 'edges'; topology.edges is an option of the topologies barabasi-albert, scale-free"),
         ("nodes=many", "nodes must be a whole number, got 'many'"),
