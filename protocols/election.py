@@ -38,8 +38,9 @@ first part of a term is then the committee version, which other entries of the l
 holds with "committee" for "all members". A majority of the committee suffices, however many other members are absent.
 Members outside it do not vote, receive no beats, and promise nothing. They follow the coordinator that a certificate names
 (`certify`): votes of a majority of the committee with their signatures (p2pfl.protocols.term_certificates). The caller
-verifies it once in a term. A member without a vote ignores all messages of elections, so that nothing but a certificate
-ends the term that it follows: no promise protects it from a member of the committee that claims a later one.
+verifies it once in a term. A member without a vote, in this and in all earlier committees, ignores all messages of
+elections, so that nothing but a certificate ends the term that it follows: no promise protects it from a member of the
+committee that claims a later one.
 
 **Change of the committee.** Majorities of two committees need not share a member, whether one member was replaced or many.
 Therefore a coordinator of a committee version needs votes of a majority of that committee, and of each committee before it,
@@ -217,6 +218,12 @@ class Voter:
         """Whether this node is outside the committee, and follows its coordinator."""
         participants = self.electorate.participants
         return participants is not None and self.me in participants and self.me not in self.electorate.members
+
+    @property
+    def _may_be_asked(self) -> bool:
+        """Whether a candidate may need the vote of this node; it may not know that an earlier committee counts no more."""
+        electorate = self.electorate
+        return self.me in electorate.members or any(self.me in quorum.members for quorum in electorate.earlier)
 
     def leads(self, now: float) -> bool:
         """Return whether this node may act as the coordinator now; a voter may not."""
@@ -429,9 +436,8 @@ class Election(Voter):
                 unchanged.
         """
         before = self.ballot
-        voters = self._voters()
-        known = message.membership_version == self.term.membership_version and {sender, self.me} <= voters
-        if known and sender != self.me:
+        known = message.membership_version == self.term.membership_version and sender in self._voters()
+        if known and sender != self.me and self._may_be_asked:
             term = Term(message.membership_version, message.term)
             self._expect_credible(sender, term, now)
             match message:

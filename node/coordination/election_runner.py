@@ -459,11 +459,12 @@ class ElectionRunner:
 
     def change(self, electorate: Electorate) -> None:
         """Adopt a change of the membership, which is on disk already."""
-        if electorate.membership_version != self._electorate.membership_version:
+        new = electorate.membership_version != self._electorate.membership_version
+        if new:
             self.certificate = None
         self._electorate = electorate
         self._weigh()
-        if self._unsaved and self.election is not None:
+        if new and self._unsaved and self.election is not None:
             self.begin()  # with a new committee, the mark of a lost vote ends
         if self.election is not None:
             self._do(self.election.change(electorate, self._clock()))

@@ -243,8 +243,32 @@ def test_member_outside_the_committee_follows_in_spite_of_a_lost_vote():
         hall.votes["n010"].ballot = Ballot(Term(5, LAST))
         hall.kill("n010")
         hall.start("n010")
-        assert await hall.elected() in FIRST
+        first = await hall.elected()
+        assert first in FIRST
+        hall.append("n010", action=lambda log: log.append(ADMISSION, "add", "new", KEYS["n150"].public))
+        assert hall.coordinators("n010") == {first}
         assert hall.votes["n010"].ballot == Ballot(Term(5, LAST))
+
+    hold(test, log_of(NAMES[:20]), present=NAMES[:12])
+
+
+def test_former_member_of_the_committee_votes_although_it_has_seen_a_certificate_of_the_present_one():
+    """The coordinator of that certificate may be lost before any other member of its committee has heard of it."""
+
+    async def test(hall):
+        await hall.elected()
+        hall.append(*hall.logs, action=lambda log: log.append_committee(ADMISSION, NAMES[5:10]))
+        hall.apart = set(NAMES[5:10])  # a candidate there finds no voters of the former committee
+        term, version = Term(201, 1), 201
+        votes = {n: term_certificates.sign_vote(KEYS[n], FILE.id, term, KEYS["n005"].public) for n in NAMES[5:8]}
+        for name in FIRST:
+            certificate = Certificate("n005", votes).encode()
+            hall.runners[name].receive_of_committee("n005", m.TermCertificate(*term), certificate)
+        hall.kill("n005")
+        await asyncio.sleep(5)
+        hall.apart = set()
+        assert await hall.elected(but="n005") in NAMES[6:10]
+        assert hall.runners["n000"].term.membership_version == version
 
     hold(test, present=NAMES[:12])
 
@@ -483,6 +507,15 @@ class CommitteeFederation(Federation):
     def neighbours(self, name):
         others = [other for other in self.names if other != name]
         return others if name in self.committee else [other for other in others if other in self.committee]
+
+    def revoke(self, name):
+        """Remove a member; all others learn of it at once."""
+        self.log.append(ADMISSION, "remove", name, self.keys[name].public)
+        for other in set(self.names) - {name}:
+            exchange = self.nodes[other].exchange
+            if name in exchange.peers:
+                exchange.peering.remove(name, "revoked")
+            exchange.election.change(committee_electorate(self.log))
 
     def election(self, name):
         return ElectionRunner(
