@@ -100,6 +100,17 @@ def mean_of_group(submissions: Sequence[Submission], summer: str) -> GroupMean:
     return GroupMean(summer, there[0].round, mean, sum(samples.values()), samples=samples)
 
 
+def of_members(submissions: Sequence[Submission], votes: Callable[[str], bool]) -> list[Submission]:
+    """Return the submissions that contain models of present members only.
+
+    With a committee the term goes on when another member is revoked, and nobody accepts an assignment with its model.
+
+    Args:
+        votes: returns whether a member takes part in coordinated rounds.
+    """
+    return [s for s in submissions if all(map(votes, s.samples if isinstance(s, GroupMean) else [s.sender]))]
+
+
 def without_repeated(submissions: Sequence[Submission]) -> tuple[list[Submission], dict[str, Exception]]:
     """Return the submissions in which each member counts once, and the refused ones by their senders."""
     kept: list[Submission] = []
@@ -291,7 +302,10 @@ class Groups:
 
     async def step(self, submissions: Sequence[Submission], term: Term) -> StepResult:
         """Return what the coordinator assigns to this node's group."""
-        run = partial(mean_of_group, submissions, self._peering.name)
+        there = of_members(submissions, self._election.votes)
+        if not there:
+            return StepResult({}, {}, {})
+        run = partial(mean_of_group, there, self._peering.name)
         mean = await asyncio.get_running_loop().run_in_executor(None, run)
         assignment = await self._ask(mean, term)
         given = {} if assignment is None else {each.sender: assignment for each in submissions}

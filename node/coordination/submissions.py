@@ -37,7 +37,7 @@ from p2pfl.node.coordination.coordinator import (
     without_known_start,
 )
 from p2pfl.node.coordination.election_runner import ElectionRunner
-from p2pfl.node.coordination.groups import GroupMean, Groups, read_group, spread, without_repeated
+from p2pfl.node.coordination.groups import GroupMean, Groups, of_members, read_group, spread, without_repeated
 from p2pfl.node.coordination.secure_rounds import SecureRounds, SecureSums
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peers import Peer
@@ -354,12 +354,12 @@ def read_assignment(opened: Opened, size: int, check: CheckModel, has_vote: Call
         has_vote: returns whether a member has a vote; only models of members with a vote may count.
 
     Raises:
-        ProtocolError: the assignment is malformed, or its model is too large.
+        ProtocolError: the assignment is malformed, its model is too large, or it has weights of others.
     """
     content = decode_assignment(opened.payload, size)
     check(content.params)
-    if not all(map(has_vote, content.weights)):
-        raise ProtocolError("malformed", "an assignment with weights of members that have no vote")
+    if not all(map(has_vote, content.weights)):  # no violation: with a committee, the logs of two members may differ
+        raise ProtocolError("differs", "an assignment with weights of members that take no part")
     return Assignment(content.params, content.weights, content.extras, OVERHEAD + len(opened.payload))
 
 
@@ -557,17 +557,20 @@ class MessageCoordinatorBackend:
         self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[StepResult], None]
     ) -> None:
         own, sums = self._peering.name, self._sums
-        counted, refused = (list(submissions), {}) if self._groups is None else without_repeated(submissions)
+        there = of_members(submissions, self._election.votes)
+        counted, refused = (there, {}) if self._groups is None else without_repeated(there)
         run = partial(run_protected_step, self._step, counted, state, self._layout, coordinator=own, robust=self._robust)
 
         async def work() -> None:
             result: StepResult
-            if sums is None:
+            if not there:
+                result = StepResult({}, state, {})
+            elif sums is None:
                 result = await asyncio.get_running_loop().run_in_executor(None, run)
             else:
-                result = await sums.run(submissions)
+                result = await sums.run(there)
             if self._groups is not None:
-                result = spread(result._replace(dropped={**result.dropped, **refused}), counted, submissions)
+                result = spread(result._replace(dropped={**result.dropped, **refused}), counted, there)
             if result.dropped:
                 self._peering.rejected["submission"] += len(result.dropped)
             then(result)

@@ -270,7 +270,7 @@ def assigned_vectors(v):
     bad("a short model", "wrong length", "31 bytes", payload=payload[:31].hex())
     bad("a value that is no number", "not finite", "NaN", payload=(floats([np.nan] * 8) + payload[32:]).hex())
     bad("nothing, with a payload", "wrong length", "a model that is not given", message=message | {"given": False})
-    bad("weights of an observer", "malformed", "alice", voters=["bob"])
+    bad("weights of an observer", "differs", "alice", voters=["bob"])
 
 
 REFUSED = {

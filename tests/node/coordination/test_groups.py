@@ -8,7 +8,7 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.coordinator import StepResult
-from p2pfl.node.coordination.election_runner import TIMING, ElectionRunner, MemoryVotes
+from p2pfl.node.coordination.election_runner import TIMING, ElectionRunner, MemoryVotes, committee_electorate
 from p2pfl.node.coordination.groups import (
     GroupMean,
     group_of,
@@ -290,6 +290,33 @@ def test_coordinator_waits_for_the_members_of_a_lost_summer():
     federation = play(GroupedFederation, test, rounds=5)
     for name in federation.left:
         assert set(federation.watch[name].weights[4]) == set(federation.watch[name].weights[5]) == federation.left
+
+
+@pytest.mark.parametrize(
+    ("kind", "slow", "lost"),
+    [(FlatFederation, "leader", 0), (GroupedFederation, "summer", 0), (GroupedFederation, "leader", 1)],
+)
+def test_submission_of_a_member_that_is_revoked_before_the_step_does_not_count(kind, slow, lost):
+    async def test(federation):
+        federation.start()
+        await federation.round("h", 1)
+        leader = federation.nodes["h"].exchange.election.coordinator
+        summer = group_of("h", summers(committee_electorate(federation.log), leader, 2))
+        federation.trainers[leader if slow == "leader" else summer].speed = Speed(3.0)
+        await federation.round("h", 2)
+        await asyncio.sleep(2)  # it has submitted, and its summer or the coordinator waits for the slow one
+        federation.revoke("h")
+        federation.summer = summer
+        await federation.done(*(set(NAMES) - {"h"}))
+
+    federation = play(kind, test, rounds=5)
+    left = set(NAMES) - {"h"}
+    without = {federation.summer} if lost else set()  # the mean was made with the model of a former member
+    for name in left:
+        third, last = federation.watch[name].weights[3], federation.watch[name].weights[5]
+        assert set(third) == ({name} if name in without else left - without)
+        assert set(last) == left
+        assert not federation.nodes[name].exchange.rejected["malformed"]
 
 
 def test_coordinator_waits_for_the_same_members_while_it_has_no_lease():
