@@ -193,6 +193,7 @@ class Voter:
             # The log has lost entries: no member is known until they are restored.
             electorate = Electorate(ballot.term.membership_version, frozenset(), ())
         self.me = me
+        self.mute = False
         self.electorate = electorate
         self.timing = timing
         self.role: Literal["follower", "standing", "candidate", "coordinator"] = "follower"
@@ -215,14 +216,17 @@ class Voter:
 
     @property
     def follows_only(self) -> bool:
-        """Whether this node is outside the committee, and follows its coordinator."""
+        """Whether this node is outside the committee, or has no vote in it, and follows its coordinator."""
         participants = self.electorate.participants
-        return participants is not None and self.me in participants and self.me not in self.electorate.members
+        outside = self.mute or self.me not in self.electorate.members
+        return participants is not None and self.me in participants and outside
 
     @property
     def _may_be_asked(self) -> bool:
         """Whether a candidate may need the vote of this node; it may not know that an earlier committee counts no more."""
         electorate = self.electorate
+        if self.mute:
+            return False
         return self.me in electorate.members or any(self.me in quorum.members for quorum in electorate.earlier)
 
     def leads(self, now: float) -> bool:
@@ -340,7 +344,10 @@ class Election(Voter):
     Attributes:
         role: a node that is "standing" asks whether it would be elected; a "candidate" asks for votes.
         ballot: the ballot that was last returned in a step.
-        willing: whether this node stands for election, if it may.
+        willing: whether this node stands for election, if it may. A coordinator that is not willing any more steps down
+            when the members change.
+        mute: whether this node does not vote, because it does not know its earlier votes. With a committee it follows
+            certificates, as if it was outside.
     """
 
     def __init__(
@@ -490,6 +497,8 @@ class Election(Voter):
             self._answered, self._in_sight, self._far = set(), 0, {}
             if led and self._may_stand(now):
                 self._run(now)
+        elif self.role == "coordinator" and not self.willing:
+            self._become_follower(now)
         return self._step(before)
 
     def _step(self, before: Ballot) -> ElectionStep:
@@ -499,7 +508,7 @@ class Election(Voter):
     # Standing for election
 
     def _may_stand(self, now: float) -> bool:
-        free = self.willing and now >= self._promised_until and self.term.number < LAST
+        free = self.willing and not self.mute and now >= self._promised_until and self.term.number < LAST
         return free and self.me in self.electorate.members and self.me in self.electorate.eligible
 
     def _stand(self, now: float) -> None:

@@ -3,7 +3,8 @@
 The election is a state machine that says what to write and to send. The runner carries this out in the order that makes
 it safe: a ballot is on the disk before a message that depends on it is sent. If the write fails, no promise was made: the
 runner begins again from the ballot on the disk, as after a crash. A node whose vote file is damaged might vote twice in a
-term, so it takes no part until the membership changes, which begins a new term for all.
+term, so it takes no part until the membership changes, which begins a new term for all. With a committee it follows the
+coordinator until then, as the members outside the committee do, and a member outside loses nothing.
 
 In a federation with a committee (p2pfl.protocols.membership.committee), a granted vote is a message of its own, with a
 signature. The elected member makes a certificate of them, and sends it once to every member that it is connected with.
@@ -508,11 +509,13 @@ class ElectionRunner:
         self._running = True
         ballot = self._votes.load(self._electorate.membership_version)
         silent = ballot.term == Term(self._electorate.membership_version, LAST)
-        self._unsaved = silent and self._never_votes()
+        self._unsaved = silent and self._electorate.keys is not None
         if self._unsaved:
-            silent, ballot = False, Ballot(Term(self._electorate.membership_version, 0))
+            ballot = Ballot(Term(self._electorate.membership_version, 0))
         fresh = partial(Election, self._me, self._electorate, ballot, self._draw, self._clock(), timing=self.timing)
-        self.election = None if silent else fresh()
+        self.election = fresh() if self._unsaved or not silent else None
+        if self.election is not None:
+            self.election.mute = self._unsaved
         self._weigh()
         self._look()
 
@@ -545,11 +548,6 @@ class ElectionRunner:
                     f" {amount(self.bound.bytes)}, and coordinator_memory permits {amount(int(self._memory))}",
                     kind="coordinator-bound",
                 )
-
-    def _never_votes(self) -> bool:
-        """Return whether this node's vote counts in no election of the present membership version."""
-        voters = self._electorate.members.union(*(quorum.members for quorum in self._electorate.earlier))
-        return self._electorate.keys is not None and self._me not in voters
 
     def _look(self) -> None:
         """Report the coordinator if it has changed."""

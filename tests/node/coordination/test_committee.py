@@ -252,6 +252,32 @@ def test_member_outside_the_committee_follows_in_spite_of_a_lost_vote():
     hold(test, log_of(NAMES[:20]), present=NAMES[:12])
 
 
+def test_member_of_the_committee_whose_vote_was_lost_follows_and_does_not_vote():
+    async def test(hall):
+        first = await hall.elected()
+        lost = next(name for name in FIRST if name != first)
+        hall.kill(lost)
+        hall.votes[lost].ballot = Ballot(Term(5, LAST))
+        hall.start(lost)
+        assert await hall.elected(within=2.0) == first
+        hall.sent.clear()
+        hall.kill(first)
+        second = await hall.elected(but=first)
+        assert second != lost
+        hall.kill(next(name for name in FIRST if name not in {first, second, lost}))
+        await asyncio.sleep(3 * TIMING.patience)  # two of five are left that vote
+        assert not [kind for name, kind in hall.sent if name == lost and kind != "WhichTerm"]
+        assert hall.votes[lost].ballot == Ballot(Term(5, LAST))
+        assert not hall.runners[second].leads(hall.runners[second].term)
+        left = [name for name in hall.logs if name not in hall.off]
+        new = [name for name in NAMES[:8] if name not in hall.off][:5]
+        hall.append(*left, action=lambda log: log.append_committee(ADMISSION, new, lost=True))
+        await hall.elected(*left)
+        assert hall.votes[lost].ballot.term.membership_version == 21  # it votes again
+
+    hold(test, log_of(NAMES[:20]), present=NAMES[:12])
+
+
 def test_former_member_of_the_committee_votes_although_it_has_seen_a_certificate_of_the_present_one():
     """The coordinator of that certificate may be lost before any other member of its committee has heard of it."""
 
@@ -292,6 +318,22 @@ def test_lost_majority_is_replaced_only_with_the_word_of_the_admission_key():
         assert await hall.elected(*left) in new
 
     hold(test, present=NAMES[:20])
+
+
+def test_coordinator_steps_down_when_the_members_become_too_many_for_its_memory():
+    async def test(hall):
+        for name in FIRST[:4]:
+            hall.kill(name)
+            hall.start(name, size=1_000, memory=8_000 * 20)
+        hall.kill(FIRST[4])
+        assert await hall.elected() in FIRST[:4]
+        hall.start(FIRST[4])
+        await asyncio.sleep(3)
+        hall.append(*hall.logs, action=lambda log: log.append(ADMISSION, "add", "new", KEYS["n150"].public))
+        await asyncio.sleep(4 * TIMING.patience)
+        assert await hall.elected() == FIRST[4]
+
+    hold(test, log_of(NAMES[:20]), present=NAMES[:8])
 
 
 def test_member_whose_memory_is_too_small_does_not_stand():
