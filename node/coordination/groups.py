@@ -34,9 +34,9 @@ What must never be:
   round after a quarter of the deadline.
 
 Trust. A summer is trusted for its group, as the coordinator is for all: it can leave members out, or put any model in place
-of theirs and of what is assigned to them, with the weight of its group and no more. Members see in the assigned weights
-whether they count, and with which weight; they cannot see whether their model was changed. So groups need `robust =
-"none"`, like secure sums, and do not go with those, because a summer would have to open the mask of a group alone.
+of theirs and of what is assigned to them, with the weight of its group and no more. Members cannot see it, because it passes
+on the assignment with its weights. So groups need `robust = "none"`, like secure sums, and do not go with those, because a
+summer would have to open the mask of a group alone.
 """
 
 from __future__ import annotations
@@ -216,9 +216,10 @@ class Groups:
         return name if name != coordinator and (name == self._peering.name or self.reaches(name)) else ""
 
     def reaches(self, name: str) -> bool:
-        """Return whether a member is connected, and not suspected."""
+        """Return whether a member is connected, has not ended, and is not suspected."""
         peering = self._peering
-        return name in peering.peers and peering.peers[name].introduced and name not in peering.view.suspected
+        peer = peering.peers.get(name)
+        return peer is not None and peer.introduced and not peer.stopped and name not in peering.view.suspected
 
     def sums(self, term: Term) -> bool:
         """Return whether this node sums for the coordinator of a term, and is not the coordinator."""

@@ -292,6 +292,24 @@ def test_coordinator_waits_for_the_members_of_a_lost_summer():
         assert set(federation.watch[name].weights[4]) == set(federation.watch[name].weights[5]) == federation.left
 
 
+def test_members_do_not_submit_to_a_summer_that_has_ended():
+    async def test(federation):
+        federation.start()
+        await federation.round("h", 1)
+        chosen = federation.nodes["h"].exchange.coordination.groups.summers()
+        federation.ended = next(name for name in chosen[1:] if any(group_of(other, chosen) == name for other in "fgh"))
+        ended = federation.nodes[federation.ended].exchange
+        for name in set(NAMES) - {federation.ended}:
+            ended.peering.tell(ended.peers[name], m.Bye(2, leaving=False))
+        await federation.done()
+
+    federation = play(GroupedFederation, test, rounds=4)
+    for name in set(NAMES) - {federation.ended}:
+        assert all(set(each) >= set(NAMES) - {federation.ended} for each in federation.watch[name].weights.values())
+        times = federation.watch[name].times
+        assert max(times[round + 1] - times[round] for round in (1, 2, 3)) < 2
+
+
 @pytest.mark.parametrize(
     ("kind", "slow", "lost"),
     [(FlatFederation, "leader", 0), (GroupedFederation, "summer", 0), (GroupedFederation, "leader", 1)],
