@@ -44,6 +44,7 @@ LONGEST = 366 * 24 * 60  # maximum minutes for which a token is valid
 _MAGIC = b"p2pfl invitation 2\n"
 _NOTE = re.compile(r"[0-9a-f]{64}")  # name of a note
 Clock = Callable[[], float]
+Question = invitation.Join | invitation.Look | invitation.Rest
 AT_ONCE = 4  # requests of newcomers processed in parallel; further ones are refused as "busy"
 REFUSALS, RECOVERY = 10, 0.5  # refusals of one host in a row, and additional ones per second
 
@@ -275,6 +276,7 @@ class InvitationService:
                 await self._check(key, question)
                 shown = invitation.Offered(self._membership.file.data, self._membership.rounds)
                 return JoinReply(invitation.encode_join(shown))
+            known = question.known if isinstance(question, invitation.Rest) else 0
             if await self._admit(key, question):
                 self._refusals.take(who, now)  # repeating the answer is expensive, because it is long
         except ProtocolError as error:
@@ -286,12 +288,16 @@ class InvitationService:
             return JoinReply(invitation.encode_join(refused), "join failed", str(error))
         finally:
             self._working -= 1
-        return JoinReply(invitation.encode_join(invitation.Joined(self._membership.file.data, self._membership.encode())))
+        entries = self._membership.after(known, LIMIT)
+        return JoinReply(invitation.encode_join(invitation.Joined(self._membership.file.data, entries)))
 
-    async def _admit(self, key: bytes, join: invitation.Join) -> bool:
-        """Make a newcomer a member; return whether it was one already and had lost the answer."""
+    async def _admit(self, key: bytes, join: invitation.Join | invitation.Rest) -> bool:
+        """Make a newcomer a member; return whether it was one already, and asks for the log or the rest of it."""
         if await self._is_member(key, join):
             return True
+        if isinstance(join, invitation.Rest):
+            await self._with_log(partial(self._redeemer.check, key=key, join=join))  # the other causes come first
+            raise ProtocolError("malformed", "asks for the rest of the log before it has joined")
         if self._must_look and (await asyncio.to_thread(self._redeemer.read_note, join.secret)).looked_by != key:
             await self._with_log(partial(self._redeemer.check, key=key, join=join))  # the other causes come first
             here = await asyncio.to_thread(describe_version)
@@ -308,7 +314,7 @@ class InvitationService:
         if not await self._is_member(key, look):
             await self._with_log(partial(self._redeemer.check, key=key, join=look))
 
-    async def _is_member(self, key: bytes, join: invitation.Join | invitation.Look) -> bool:
+    async def _is_member(self, key: bytes, join: Question) -> bool:
         """Return whether a newcomer is a member already, and had lost the answer; no file is written."""
         if not NAME.fullmatch(join.name):
             raise ProtocolError("malformed", "the name of a node has at most 64 letters, digits, '.', '_' and '-'")
@@ -322,7 +328,7 @@ class InvitationService:
         """Do file work in a thread with a copy of the log, and add its new entries to the log."""
         log = self._membership.copy()
         await asyncio.to_thread(work, log)
-        self._membership.extend(log.after(self._membership.membership_version, LIMIT))
+        self._membership.catch_up(log)
 
 
 def _refusal(error: ProtocolError) -> JoinReply:
@@ -405,7 +411,7 @@ class TokenRedeemer:
             return False
         return check_token(note, key, name, log, late)
 
-    def check(self, log: Membership, key: bytes, join: invitation.Join | invitation.Look) -> None:
+    def check(self, log: Membership, key: bytes, join: Question) -> None:
         """Check that a newcomer would be admitted; its token remains unused. A look is noted for its `join`.
 
         Raises:
@@ -439,7 +445,7 @@ class TokenRedeemer:
             failpoint("invitation-used")
             log.append(self._key, "add", join.name, key, note.role)
 
-    def _valid_note(self, log: Membership, key: bytes, join: invitation.Join | invitation.Look) -> Note | None:
+    def _valid_note(self, log: Membership, key: bytes, join: Question) -> Note | None:
         """Return the note of a token that admits a newcomer; None if the newcomer is a member already."""
         note = read_note(self._folder, join.secret)
         late = self._is_late(note)

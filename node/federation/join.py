@@ -44,7 +44,7 @@ from p2pfl.node.folder import config, config_edit
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.policies import POLICIES
 from p2pfl.protocols.addresses import PASSWORD, BrokerAddress
-from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, RefusedError, TransportError
+from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, ProtocolError, RefusedError, TransportError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import (
@@ -55,9 +55,11 @@ from p2pfl.protocols.membership.invitation import (
     JoinRefused,
     Look,
     Offered,
+    Rest,
     decode_answer,
     encode_join,
 )
+from p2pfl.protocols.membership.log import LIMIT, LONGEST, Membership
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.transports.tls import TlsTransport
 from p2pfl.protocols.transports.tls_link import ANSWER
@@ -345,9 +347,27 @@ class InviterClient:
         answer, way = await self._ask(Join(self._invitation.secret, self._name), groups)
         if not isinstance(answer, Joined):
             raise FederationError("the inviting node has answered another question")
-        return answer, way
+        return await self._complete(answer, way), way
 
-    async def _ask(self, question: Join | Look, groups: Sequence[Sequence[Way]]) -> tuple[Joined | Offered, Way]:
+    async def _complete(self, joined: Joined, way: Way) -> Joined:
+        """Return an answer with all entries of the log up to the newcomer's, which may not have fitted into it.
+
+        Each piece is verified before the next one is asked for. What is wrong in one is left to `accept`, which says it.
+        """
+        if len(joined.log) <= LIMIT - LONGEST:
+            return joined
+        try:
+            log = Membership(Federation.parse(joined.file), joined.log)
+            while log.refusal(self._identity.public) == "stranger":
+                question = Rest(self._invitation.secret, self._name, log.membership_version)
+                answer, _ = await self._ask(question, [[way]])
+                if not isinstance(answer, Joined) or not log.extend(answer.log):
+                    break
+        except (FederationError, ProtocolError):
+            return joined
+        return Joined(joined.file, log.encode())
+
+    async def _ask(self, question: Join | Look | Rest, groups: Sequence[Sequence[Way]]) -> tuple[Joined | Offered, Way]:
         """Ask a question over the first way that works; see `ask`."""
         request = encode_join(question)
         if (found := await self._ask_over(request, groups)) is not None:

@@ -137,7 +137,7 @@ class MembershipFile:
         """Add the entries of the file; return why it cannot be used, or None."""
         try:
             content = read_sealed(self._path, _MAGIC, self._disk)
-            membership.extend(content)
+            membership.extend(content, len(content))
         except FileNotFoundError:
             if self._disk.exists(self._path) or self._disk.exists(self._copy):
                 return ConfigurationError(f"{self._path} is missing; {RESTORE}")
@@ -160,7 +160,7 @@ class MembershipFile:
         """
         try:
             content = read_sealed(self._copy, _MAGIC, self._disk)
-            membership.extend(content)
+            membership.extend(content, len(content))
         except (OSError, DamagedFileError):
             return 0
         except ProtocolError as error:

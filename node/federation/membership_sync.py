@@ -23,7 +23,6 @@ from p2pfl.node.log import LOG
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peering_config import Member
 from p2pfl.protocols.election import Electorate
-from p2pfl.protocols.membership.log import LIMIT
 from p2pfl.topologies.schedules import NamedSchedule
 
 LOOKING = 1.0  # seconds between checks of the file, which commands may change, and between attempts to write
@@ -95,7 +94,7 @@ class MembershipSync:
         if whole.membership_version != self._file.membership_version or self._file.is_behind:
             with self._tries.tolerate():
                 await asyncio.to_thread(self._file.save, whole)
-        self._membership.extend(whole.after(self._membership.membership_version, LIMIT))
+        self._membership.catch_up(whole)
 
     def _process_entries(self) -> None:
         """Apply new entries of the log, pass them on to the peers, and schedule their writing."""

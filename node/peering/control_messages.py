@@ -189,7 +189,9 @@ class MembershipGossip:
                 self._table.tell(peer, m.Entries(self._access.membership_version), Payload.of(NO_ENTRIES))
 
     def send(self, peer: Peer, pause: float = CONFIRMED) -> None:
-        """Send a peer the entries that it is not known to have.
+        """Send a peer the entries that it is not known to have, as many as fit into one message.
+
+        It gets the next ones when it has confirmed these, so that a long log takes the memory of one message.
 
         Args:
             pause: seconds after which to send them again if the peer does not confirm them.
@@ -198,10 +200,9 @@ class MembershipGossip:
             return
         peer.repetition.start(pause, partial(self._repeat, peer, pause))
         try:
-            while peer.membership_version < self._access.membership_version:  # a long log needs several messages
-                news = self._access.after(peer.membership_version, m.Entries.LIMIT)
-                self._table.send(peer, m.Entries(self._access.membership_version), Payload.of(news))
-                peer.membership_version += len(msgspec.msgpack.decode(news, type=list[msgspec.Raw]))
+            news = self._access.after(peer.membership_version, m.Entries.LIMIT)
+            self._table.send(peer, m.Entries(self._access.membership_version), Payload.of(news))
+            peer.membership_version += len(msgspec.msgpack.decode(news, type=list[msgspec.Raw]))
         except TransportError:
             self._table.rejected["link lost"] += 1
 

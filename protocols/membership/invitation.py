@@ -99,6 +99,21 @@ class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         return f"Join({self.name!r})"
 
 
+class Rest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="rest"):
+    """Request of a newcomer that has joined for the entries of the log that did not fit into the answer before.
+
+    Attributes:
+        known: number of the entries that it has.
+    """
+
+    secret: Bytes16
+    name: Name
+    known: Annotated[int, Meta(ge=1, le=2**32 - 1)]
+
+    def __repr__(self) -> str:
+        return f"Rest({self.name!r}, {self.known})"
+
+
 class Look(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="look"):
     """Question of a newcomer for the federation's file, before it asks to be admitted; over the same kind of link."""
 
@@ -117,21 +132,32 @@ class Offered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="joined"):
-    """Answer to a newcomer: the federation's file, and its membership log, which contains the newcomer."""
+    """Answer to a newcomer: the federation's file, and its membership log, which contains the newcomer.
+
+    Attributes:
+        log: the entries from the first on, or in an answer to `Rest` those that it lacks; as many as fit.
+    """
 
     file: Annotated[bytes, Meta(max_length=FILE_LIMIT)]
     log: Annotated[bytes, Meta(max_length=LOG_LIMIT)]
+
+
+class _Bundle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="joined"):
+    """`Joined` in a file that its owner brings: the log is whole, however long it is."""
+
+    file: Annotated[bytes, Meta(max_length=FILE_LIMIT)]
+    log: bytes
 
 
 class JoinRefused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="refused"):
     reason: Annotated[str, Meta(max_length=256)]
 
 
-def encode_join(message: Join | Look | Joined | Offered | JoinRefused) -> bytes:
+def encode_join(message: Join | Look | Rest | Joined | Offered | JoinRefused) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-def decode_join(data: bytes) -> Join | Look:
+def decode_join(data: bytes) -> Join | Look | Rest:
     """Read a newcomer's request.
 
     Raises:
@@ -140,7 +166,7 @@ def decode_join(data: bytes) -> Join | Look:
     if len(data) > JOIN_LIMIT:
         raise ProtocolError("malformed", f"a request to join of {len(data)} bytes")
     try:
-        return msgspec.msgpack.decode(data, type=Join | Look)
+        return msgspec.msgpack.decode(data, type=Join | Look | Rest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError("malformed", "not a request to join") from error
 
@@ -218,7 +244,8 @@ def decode_admission(text: str) -> Joined:
     Raises:
         FederationError: the text is not an admission, or it is damaged.
     """
-    return _decode(_unpack(text, ADMISSION, "an admission"), Joined, "an admission")
+    found = _decode(_unpack(text, ADMISSION, "an admission"), _Bundle, "an admission")
+    return Joined(found.file, found.log)
 
 
 def _content(name: str, key: bytes, replaces: bytes | None) -> bytes:

@@ -39,7 +39,9 @@ What must never be:
 
 - A log loses an entry, so that its membership version decreases.
 - A node acts on an entry that it has not verified, or verifies one without its predecessor.
-- An oversized log takes memory: its bytes are counted before it is decoded, and the decoder counts its entries.
+- An oversized array from a peer takes memory: its bytes are counted before it is decoded. The log itself has no limit, as
+  nobody but the owner of the admission key makes it grow. It takes 0.2 kB on the disk, twice, and at most 1 kB of memory
+  for each entry.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ from p2pfl.protocols.membership import committee
 from p2pfl.protocols.membership.committee import Committees
 from p2pfl.protocols.membership.federation_file import NAME, Federation
 
-LIMIT = 4 << 20  # maximum bytes of a whole log
+LIMIT = 4 << 20  # maximum bytes of entries that arrive in one array
+LONGEST = 582  # maximum bytes of a signed entry
 _NONE = bytes(32)
 _raw = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _OVERHEAD = 5  # maximum bytes around the entries of an encoded log
@@ -90,14 +93,14 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
-_log = msgspec.msgpack.Decoder(Annotated[list[Signed], Meta(max_length=2**16)])
+_log = msgspec.msgpack.Decoder(list[Signed])  # an entry has at least 69 bytes, so LIMIT bounds their number, too
 
 
 class Membership:
     """Membership log as one node knows it. It is also an access control (see p2pfl.protocols.transport.AccessControl).
 
     Args:
-        entries: encoded entries of the log.
+        entries: encoded entries of the log, as many as there are.
 
     Attributes:
         file: the federation's file.
@@ -132,10 +135,9 @@ class Membership:
         self._names: set[str] = set()  # names of all current and former members
         self._log: list[bytes] = []  # encoded signed entries
         self._last = _NONE
-        self._size = _OVERHEAD
         self._verifiers: dict[bytes, Verifier] = {}  # verifiers of admission keys
         if entries:
-            self.extend(entries)
+            self.extend(entries, len(entries))
 
     @property
     def membership_version(self) -> int:
@@ -218,10 +220,22 @@ class Membership:
 
     def encode(self) -> bytes:
         """Return the whole log."""
-        return self.after(0, LIMIT)
+        return msgspec.msgpack.encode([msgspec.Raw(signed) for signed in self._log])
 
-    def extend(self, entries: bytes) -> int:
+    def catch_up(self, other: Membership) -> None:
+        """Add the entries that another copy of this log has in addition.
+
+        Raises:
+            ProtocolError: see `extend`.
+        """
+        while other.membership_version > self.membership_version:
+            self.extend(other.after(self.membership_version, LIMIT))
+
+    def extend(self, entries: bytes, limit: int = LIMIT) -> int:
         """Add entries that follow the known ones, and ignore the known ones.
+
+        Args:
+            limit: maximum bytes; a larger one is only for entries that this node has written itself.
 
         Only new entries are verified, so the cost depends only on their number, not on the length of the log.
 
@@ -230,7 +244,7 @@ class Membership:
                 or are invalid; `membership fork` if one differs from the known entry with the same number. The entries
                 before it are added.
         """
-        if len(entries) > LIMIT:
+        if len(entries) > limit:
             raise ProtocolError("membership", f"a log of {len(entries)} bytes")
         try:
             log = _log.decode(entries)
@@ -369,8 +383,6 @@ class Membership:
     def _add(self, link: _Link) -> None:
         """Add an entry that follows the known ones and is signed, if it makes sense."""
         entry = link.entry
-        if self._size + len(link.encoded) > LIMIT:
-            raise ProtocolError("membership", "the membership log is full; create a new federation")
         if isinstance(entry, Extension):
             self._extend_rounds(entry.rounds)
         elif isinstance(entry, CommitteeEntry):
@@ -380,7 +392,6 @@ class Membership:
             self._apply(entry)
         self._log.append(link.encoded)
         self._last = link.hash
-        self._size += len(link.encoded)
 
     def _extend_rounds(self, rounds: int) -> None:
         if rounds <= self.rounds:

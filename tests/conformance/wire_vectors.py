@@ -23,6 +23,7 @@ from p2pfl.protocols.membership.invitation import (
     Look,
     Offered,
     Request,
+    Rest,
     encode_admission,
     encode_join,
     pack_word,
@@ -566,6 +567,9 @@ def joining_vectors() -> Vectors:
     look = encode_join(Look(secret, "dave"))
     v.good("a look", "look", bytes=look.hex())
     v.bad("a join as a look", "look", "malformed", "another kind", bytes=join.hex())
+    rest = encode_join(Rest(secret, "dave", 3))
+    v.good("a rest", "join", bytes=rest.hex())
+    v.bad("a rest after nothing", "join", "malformed", "0 entries", bytes=pack(["rest", secret, "dave", 0]).hex())
     v.good("offered", "join answer", bytes=encode_join(Offered(FILE.data, 10)).hex())
     v.bad("offered with a negative number", "join answer", "malformed", "-1", bytes=pack(["offered", FILE.data, -1]).hex())
     v.good("joined", "join answer", bytes=encode_join(joined).hex())
@@ -605,8 +609,14 @@ def inviter_vectors(v, secret, join, look):
     v.good("shows the file, and lets nobody in", "inviter", **base | {"join": look.hex()})
     v.good("shows it to a member that asks again", "inviter", **base | used | {"log": with_dave, "join": look.hex()})
 
+    rest = {"join": encode_join(Rest(secret, "dave", 3)).hex()}
+    v.good("sends a member the entries after the third", "inviter", **base | used | {"log": with_dave} | rest)
+
     def bad(name, cause, why, **changes):
         v.bad(name, "inviter", cause, why, **base | changes)
+
+    bad("the rest for a key that has not joined", "malformed", "it is no member", **rest)
+    bad("the rest for another key", "invitation used", "good for one node", **used | rest, key=MALLORY.public.hex())
 
     bad("an unknown secret", "invitation unknown", "it was never given", secrets={})
     bad("used by another key", "invitation used", "good for one node", **used, key=MALLORY.public.hex())

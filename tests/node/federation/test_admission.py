@@ -49,6 +49,7 @@ from p2pfl.protocols.membership.invitation import (
     JoinRefused,
     Look,
     Offered,
+    Rest,
     decode_answer,
     decode_join,
     encode_join,
@@ -850,6 +851,32 @@ def test_newcomer_that_refuses_the_federation_can_use_its_token_again(tmp_path, 
     # An inviter that knows no `look` has admitted the newcomer before it could refuse.
     assert inviting.serve(work) == (["alice", "bob", "carol"] if earlier else ["alice", "carol"])
     assert [*load_federation(inviting.bob).members] == ["alice", "bob", "carol"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("earlier", [False, True])
+def test_newcomer_receives_log_that_is_longer_than_an_answer(tmp_path, monkeypatch, earlier):
+    for module in (joining, invitations):
+        monkeypatch.setattr(module, "LIMIT", 800)  # four entries
+    inviting = Inviting(tmp_path, earlier)
+    log, key = load_federation(inviting.folder), Identity.load(inviting.folder / membership_file.ADMISSION)
+    for k in range(17):
+        log.append(key, "add", f"node-{k}", Identity.from_seed(bytes([k + 50]) * 32).public)
+    membership_file.MembershipFile(inviting.folder).save(log)
+    inviting.serve(lambda token: joining.join(inviting.bob, token))
+    assert load_federation(inviting.bob).encode() == load_federation(inviting.folder).encode()
+    assert len(load_federation(inviting.bob).members) == 20
+
+
+def test_rest_of_log_is_for_the_member_that_has_joined(home, inviter):
+    token = home.token()
+    rest = encode_join(Rest(token.secret, "bob", 1))
+    assert inviter.send(BOB, rest).reason == "malformed: asks for the rest of the log before it has joined"
+    assert [*home.log().members] == ["alice"]
+    inviter.ask(BOB, token.secret)
+    assert inviter.send(BOB, rest) == Joined(home.file.data, inviter.log.after(1, 4096))
+    assert inviter.send(BOB, encode_join(Rest(token.secret, "bob", 2))) == Joined(home.file.data, b"\x90")
+    assert inviter.send(CAROL, rest).reason.startswith("invitation used")
 
 
 @pytest.mark.slow

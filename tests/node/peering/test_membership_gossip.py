@@ -62,6 +62,28 @@ def test_entries_are_repeated_until_they_are_confirmed():
     run(main())
 
 
+def test_long_log_is_sent_message_by_message_as_they_are_confirmed():
+    class LongLog(Log):
+        membership_version = 7
+
+        def after(self, version, limit):  # two entries fit into a message
+            return msgspec.msgpack.encode([b"entry"] * min(2, 7 - version))
+
+    async def main():
+        messenger, peer = Messenger(), peer_with(0)
+        gossip = gossip_of(LongLog(), messenger)
+        gossip.greet(peer)
+        for confirmed in (2, 4, 6):
+            assert len(messenger.sent) == confirmed // 2
+            await asyncio.sleep(1.0)
+            gossip.receive(peer, m.Entries(confirmed), SimpleNamespace(payload=NO_ENTRIES))
+        gossip.receive(peer, m.Entries(7), SimpleNamespace(payload=NO_ENTRIES))
+        sent = [len(msgspec.msgpack.decode(payload)) for _, payload in messenger.sent]
+        assert sent == [2, 2, 2, 1]
+
+    run(main())
+
+
 def test_repeated_hellos_get_entries_once_in_five_seconds():
     async def main():
         messenger, peer = Messenger(), peer_with(0)

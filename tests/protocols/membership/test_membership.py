@@ -508,12 +508,26 @@ def test_extend_rejects_log_that_is_too_long():
         log("alice").extend(bytes(membership.LIMIT + 1))
 
 
-def test_full_log_rejects_further_entries(monkeypatch):
-    made = log("alice", "bob")
-    monkeypatch.setattr(membership, "LIMIT", len(made.encode()) + 100)
-    with pytest.raises(FederationError, match="the membership log is full"):
-        made.append(ADMISSION, "add", "carol", CAROL.public)
-    assert Membership(FILE, made.encode()).membership_version == made.membership_version == 2
+def test_log_grows_beyond_what_arrives_at_once(monkeypatch):
+    monkeypatch.setattr(membership, "LIMIT", 400)  # two entries
+    names = [f"n{k}" for k in range(9)]
+    made, other = log(*names), log("n0")
+    assert Membership(FILE, made.encode()).members == made.members
+    with pytest.raises(ProtocolError, match="a log of"):
+        other.extend(made.encode(), membership.LIMIT)
+    told = []
+    other.on_change.append(lambda: told.append(other.membership_version))
+    other.catch_up(made)
+    assert other.encode() == made.encode()
+    assert told == [3, 5, 7, 9]
+
+
+def test_longest_entry_has_stated_size():
+    keys = [key(str(k)) for k in range(9)]
+    longest = Signed(bytes(512), bytes(64))
+    assert len(msgspec.msgpack.encode(longest)) == membership.LONGEST
+    appointed = membership.CommitteeEntry(FILE.id, 2**32 - 1, bytes(32), "committee", keys, True)
+    assert len(msgspec.msgpack.encode(appointed)) <= 512
 
 
 # Tokens
