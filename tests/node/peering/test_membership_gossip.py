@@ -5,8 +5,9 @@ from math import inf
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 
-from benchmarks.members import Bed, until
+from benchmarks.members import Bed, disturbed, halves, late, until
 from p2pfl.node.peering.control_messages import COMPARING, FANOUT, NO_ENTRIES, MembershipGossip
 from p2pfl.node.peering.peering_config import Member
 from p2pfl.node.peering.peers import PeerTable
@@ -139,7 +140,7 @@ def spread_in(count, work, withholding=()):
     async def main():
         bed = Bed(count, None)
         async with bed.tasks:
-            await bed.found(bed.names, [bed.names[k] for k in withholding])
+            await bed.found(bed.names, {bed.names[k]: "withholds" for k in withholding})
             assert await until(bed.all_connected) < inf
             bed.costs.frames.clear()
             await work(bed)
@@ -178,6 +179,21 @@ def test_withheld_revocation_reaches_all_through_comparisons():
         assert told > 1.0  # the first messages did not reach all
 
     spread_in(16, revoke, [k for k in range(16) if k not in honest])
+
+
+@pytest.mark.parametrize("trouble", ["churn", "withholding", "lying"])
+def test_revocation_reaches_nearly_all_in_few_hops_among_members_that_leave_withhold_or_lie(trouble):
+    row = run(disturbed(40, 6, 1, trouble))
+    assert late([row]) == []
+    assert row["hops"] > 1.0  # more than the neighbours of the first member had to learn of it
+    assert row["forged"] == 0
+    assert (row["refused"] > 100) == (trouble == "lying")
+
+
+def test_halves_find_together_again():
+    row = run(halves(24, 6, 1))
+    assert row["ignorant"] == 12
+    assert row["known_s"] <= row["connected_s"] < inf
 
 
 def test_repeated_question_is_answered_once():
