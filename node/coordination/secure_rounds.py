@@ -241,6 +241,7 @@ class SecureRounds:
         self._opened = 0  # the last round of which it has been assigned the mean
         self._said = ""  # the last reason in the log
         self._member: SumMember | None = None
+        self._threshold = 0  # when it was announced
         self._asked: dict[SumContext, _Asked] = {}  # a node may coordinate a later term before the sum of an earlier ends
 
     @property
@@ -315,6 +316,7 @@ class SecureRounds:
         plan, noise = self._sums.plan, None
         if plan is not None:
             noise = _Noise(plan, self._peering.name, submission.noise, self._trained, self._claimed, self._sums.source)
+        self._threshold = self.threshold
         self._member = SumMember(
             self._peering.name,
             self._sums.identity,
@@ -322,7 +324,7 @@ class SecureRounds:
             submission.params,
             submission.n_samples,
             keys=self._key_of,
-            threshold=self.threshold,
+            threshold=self._threshold,
             source=self._sums.source,
             noise=noise,
         )
@@ -342,6 +344,10 @@ class SecureRounds:
         member = self._member
         if member is None:
             raise ProtocolError("not asked for", "a step of a secure sum that this member has not announced")
+        if step == "roster" and self.threshold != self._threshold:  # with a committee, members are added within a term
+            raise ProtocolError(
+                "differs", f"the threshold is {self.threshold}, and was {self._threshold} at the announcement"
+            )
         if step == "survivors":
             failpoint("sum-submitted")
         try:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from msgspec import msgpack
+from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.secure_rounds import OpenedRounds, SavedOpenedRounds, SecureRounds, SecureSums
@@ -25,6 +26,7 @@ from p2pfl.policies.fedrep import FedRep
 from p2pfl.policies.per_fedavg import PerFedAvg
 from p2pfl.policy import Submission, needs_only_mean
 from p2pfl.protocols import secure_sums
+from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.secure_sums import SumContext, SumMember
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, FrameVerifier, Payload
@@ -541,3 +543,21 @@ def test_subclass_does_not_inherit_the_mean():
 def test_settings_that_contradict_secure_sums_are_refused(changes, said):
     with pytest.raises(ConfigurationError, match=said):
         settings(**changes).check()
+
+
+def test_member_refuses_a_roster_if_the_threshold_has_changed_since_it_announced_itself():
+    """With a committee the term goes on when members are added, and 2 threshold > n + c must hold for all of them."""
+
+    async def main():
+        async with council(CoordinatedFedAvg(), secure=True) as (here, _):
+            exchange = here.nodes["bob" if here.leader() == "alice" else "alice"]
+            election, sums = exchange.election, exchange.coordination.sums
+            submission = Submission(exchange.name, 1, own(exchange.name, 1), SAMPLES[exchange.name])
+            assert sums.accepts(submission)
+            sums.announce(submission, here.term)
+            more = frozenset(NAMES_OF_COUNCIL) | {f"n{k}" for k in range(5)}
+            election.change(replace(election.electorate, participants=more))
+            with pytest.raises(ProtocolError, match="differs: the threshold is 7, and was 4"):
+                await sums.answer("roster", msgpack.encode([]))
+
+    run(main())
