@@ -177,3 +177,24 @@ def test_coordinator_killed_three_times_costs_only_rounds(tmp_path):
             assert not lost
         assert lost <= {last + k for last in (3, 9, 15) for k in (1, 2)}
         assert cluster == cluster_of(undisturbed.nodes[name].policy.previous)
+
+
+@pytest.mark.slow
+def test_groups_of_a_committee_lose_a_summer_and_the_coordinator(tmp_path):
+    names = [f"node-{k}" for k in range(8)]
+    toml = f"rounds = 12\n{SETTINGS.format(policy='coordinated-fedavg')}".replace("members = 5", "members = 8")
+    toml = toml[: toml.index("epsilon")]
+    with processes(tmp_path, names, toml, committee=5, group_size=3) as federation:
+        federation.start()
+        federation.until_round("node-7", 2)
+        coordinator = federation.status("node-7")["election"]["coordinator"]
+        summer = next(name for name in names[:5] if name != coordinator)
+        federation.signal(summer, signal.SIGKILL)
+        federation.until_round("node-7", 5)
+        federation.signal(coordinator, signal.SIGKILL)
+        left = set(names) - {summer, coordinator}
+        federation.wait(*left)
+        for name in left:
+            status = federation.status(name)
+            assert set(status["history"][-1]["weights"]) == left
+            assert not status["faults"]
