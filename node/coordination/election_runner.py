@@ -10,8 +10,9 @@ In a federation with a committee (p2pfl.protocols.membership.committee), a grant
 signature. The elected member makes a certificate of them, and sends it once to every member that it is connected with.
 Members outside the committee receive no beats. They keep the coordinator of the newest certificate that they know, while
 they are connected with it; otherwise they ask one member of the committee after the other for the present certificate, one
-question in `patience` / 2. A former coordinator answers a submission with the newest certificate, or reports that its term
-is over. So an ordinary member sends and receives a bounded number of messages, however many members there are.
+question a second, however long elections take with large models. A former coordinator answers a submission with the newest
+certificate, or reports that its term is over. So an ordinary member sends and receives a bounded number of messages, however
+many members there are.
 
 Nodes whose policy is not coordinated (see p2pfl.policy.Coordinated) hold no elections.
 """
@@ -48,6 +49,7 @@ from p2pfl.random_streams import RandomStreams
 MAGIC = b"p2pfl vote 1\n"
 PATIENCE = 5  # multiple of Timing.patience for which a round waits for the election of a coordinator
 AHEAD, SLOWEST = 8, 1_000_000  # models that may delay an election message, and the bytes per second of their link
+ASKING = 1.0  # seconds between the questions for a certificate
 UNKNOWN = "no coordinator yet"
 ADVANCES, ADVANCES_AT_ONCE = 1.0, 10  # later terms of one member per second, and at once, that this node accepts
 SILENT = "no coordinator: this node's vote was lost, so it takes no part in elections until the membership changes"
@@ -450,9 +452,9 @@ class ElectionRunner:
         """Ask a member of the committee for the certificate of the present term, if needed; return the seconds to wait."""
         election, now, keys = self.election, self._clock(), self._electorate.keys
         if election is None or keys is None or self.coordinator is not None:
-            return self.timing.patience
+            return TIMING.patience
         if now >= self._ask_at:
-            self._ask_at = now + self.timing.patience / 2
+            self._ask_at = now + ASKING
             if reachable := sorted(keys.keys() & set(self._connected())):
                 self._asked += 1
                 self._send(reachable[self._asked % len(reachable)], m.WhichTerm(*election.term))

@@ -10,7 +10,13 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
-from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes, VoteSigner, committee_electorate
+from p2pfl.node.coordination.election_runner import (
+    ElectionRunner,
+    MemoryVotes,
+    VoteSigner,
+    committee_electorate,
+    timing_of,
+)
 from p2pfl.node.exchange.rounds import StartWait
 from p2pfl.node.federation import agreement, loading
 from p2pfl.node.federation.membership_sync import Neighbourhood
@@ -226,6 +232,26 @@ def test_member_that_returns_asks_for_the_certificate():
         assert hall.sent["n030", "WhichTerm"] <= 4
 
     hold(test, present=NAMES[:31])
+
+
+def test_member_that_returns_asks_at_once_however_large_the_models_are():
+    slow = timing_of(11_000_000, 600.0)
+
+    async def test(hall):
+        hall.close()
+        hall.start(timing=slow)
+        first = await hall.elected(within=10 * slow.patience)
+        hall.sent.clear()
+        hall.kill("n007")
+        hall.start("n007", timing=slow)
+        hall.off.add("n007")  # its links come later
+        await asyncio.sleep(2.5)
+        hall.off.discard("n007")
+        assert await hall.elected("n007", within=10.0) == first
+        assert hall.sent["n007", "WhichTerm"] <= len(FIRST)
+
+    assert slow.patience > 300
+    hold(test, log_of(NAMES[:8]), present=NAMES[:8])
 
 
 def test_members_are_as_before_up_to_the_size_of_a_committee():
