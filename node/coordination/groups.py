@@ -27,8 +27,9 @@ What must never be:
   mean with a name that another one contains is refused.
 - A summer or a member decides about other groups than its own. A summer takes submissions of its own group only; otherwise a
   member that submits to several of them would make their means contain one name. The coordinator takes a mean only if all
-  its members are of the summer's group, with the samples of their introductions. (If the number of groups has changed since
-  the summer began to collect, its group loses the round.)
+  its members are of the summer's group. (If the number of groups has changed since the summer began to collect, its group
+  loses the round.) It gives the mean no more weight than the samples with which these members have introduced themselves to
+  the coordinator. It does not refuse other samples: a member may have told the summer others.
 - A summer acts in a term that is over: it answers only while it follows that term's coordinator.
 - A member waits longer than without groups: a lost summer is noticed by the lost link, and a slow one ends its group's
   round after a quarter of the deadline.
@@ -68,10 +69,11 @@ from p2pfl.protocols.wire.payload import decode_group, encode_group
 
 
 class GroupMean(Submission, frozen=True, gc=False):
-    """Mean of a group as its summer submits it; `n_samples` is the number of samples of the whole group.
+    """Mean of a group as its summer submits it; `n_samples` is the weight of the whole group.
 
     Attributes:
-        samples: number of samples by name of each member that the mean contains.
+        samples: number of samples by name of each member that the mean contains, as the summer states them. `n_samples` may
+            be less than their sum.
     """
 
     samples: Mapping[str, int] = {}
@@ -151,22 +153,27 @@ def group_payload(mean: GroupMean) -> Payload:
     return Payload.of(np.ascontiguousarray(mean.params, "<f4").data.cast("B"), encode_group(mean.samples))
 
 
-def read_group(sender: str, opened: Opened, message: m.GroupMean, size: int, has: Callable[[str, int], bool]) -> GroupMean:
+def read_group(
+    sender: str, opened: Opened, message: m.GroupMean, size: int, known: Callable[[str], int | None]
+) -> GroupMean:
     """Return the mean of a group in a message.
 
     Args:
         size: P, the number of shared parameters.
-        has: returns whether the sender's group has a member with so many samples.
+        known: returns the samples of a member of the sender's group, as far as this node knows; None for another name.
 
     Raises:
-        ProtocolError: the payload is malformed, or counts somebody who is not in the group, or with other samples.
+        ProtocolError: the payload is malformed, or counts somebody who is not in the group.
     """
     params, samples = decode_group(opened.payload, size)
     if not samples:
         raise ProtocolError("malformed", "the mean of a group without members")
-    if wrong := next((name for name, n in samples.items() if not has(name, n)), None):
-        raise ProtocolError("differs", f"{sender} counts {wrong} with {samples[wrong]} samples, who is not so in its group")
-    return GroupMean(sender, message.round, params, sum(samples.values()), samples=samples)
+    most = 0
+    for name in samples:
+        if (own := known(name)) is None:
+            raise ProtocolError("differs", f"{sender} counts {name}, who is not in its group")
+        most += own
+    return GroupMean(sender, message.round, params, min(most, sum(samples.values())), samples=samples)
 
 
 class _Unanswered(NamedTuple):
@@ -231,11 +238,13 @@ class Groups:
         """Return whether this node takes the submission of a member for the coordinator of a term."""
         return self.sums(term) and group_of(name, self.summers()) == self._peering.name
 
-    def has(self, summer: str, name: str, samples: int) -> bool:
-        """Return whether a member is in a summer's group, and has introduced itself to this node with so many samples."""
+    def samples_of(self, summer: str, name: str) -> int | None:
+        """Return the samples that a member has introduced itself with here; None if it is not in a summer's group."""
         chosen, peer = self.summers(), self._peering.peers.get(name)
-        there = peer is not None and self._election.votes(name) and peer.public_info.get("n_samples") == samples
-        return there and summer in chosen and group_of(name, chosen) == summer
+        if peer is None or not self._election.votes(name) or summer not in chosen or group_of(name, chosen) != summer:
+            return None
+        told = peer.public_info.get("n_samples")
+        return max(0, told) if isinstance(told, int) else 0
 
     def expected(self) -> AbstractSet[str]:
         """Return the names of the connected participants that submit to this node; it is one of them until it has ended."""

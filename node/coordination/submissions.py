@@ -477,7 +477,7 @@ class CoordinationServer:
 
     def _read_group(self, peer: Peer, opened: Opened, message: m.GroupMean) -> GroupMean:
         assert self._groups is not None  # see `take_group_mean`
-        mean = read_group(peer.name, opened, message, self._size, partial(self._groups.has, peer.name))
+        mean = read_group(peer.name, opened, message, self._size, partial(self._groups.samples_of, peer.name))
         self._check(mean.params)
         return mean
 
