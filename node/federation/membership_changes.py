@@ -42,6 +42,7 @@ from p2pfl.node.federation.membership_file import (
     ADMISSION,
     COPY,
     FEDERATION,
+    FORK,
     MEMBERSHIP,
     OLD,
     REVOCATION,
@@ -69,7 +70,7 @@ EARLIER = f"{CHECKPOINT}.earlier"
 LEFT = "left"  # folder with the files of federations that the node has left
 INVITATIONS = "invitations"  # folder with the notes of tokens; see p2pfl.node.federation.invitations
 OF_FEDERATION = (  # files that belong to one federation, besides its signed file
-    INVITATIONS, ADMISSION, f"{ADMISSION}{OLD}", f"{ADMISSION}.new", VOTE, PUBLISHED, REVOCATION, f"{REVOCATION}{OLD}",
+    INVITATIONS, ADMISSION, f"{ADMISSION}{OLD}", f"{ADMISSION}.new", VOTE, PUBLISHED, FORK, REVOCATION, f"{REVOCATION}{OLD}",
     f"{MEMBERSHIP}{OLD}", f"{FEDERATION}{OLD}", COPY, MEMBERSHIP,
 )  # fmt: skip
 STOP_FIRST = "runs this node; stop it first"  # what holds the lock of a folder whose federation is to change

@@ -3,6 +3,7 @@
 federation.toml     rules on which the members have agreed, signed
 membership          log of the members, signed entry by entry; commands and a running node both write it
 membership.copy     the same log again, so that a damaged or older one is noticed and mended
+fork                proof that the admission key has signed two logs, usually there is none
 revocation          proof that this node was revoked by an entry that the log does not have; usually there is none
 admission.pem       the admission key in force, mode 0600; it may be encrypted with a passphrase. Its owner decides which
                     nodes are members
@@ -14,7 +15,7 @@ The last functions say why a node is not, or no longer, a member: by its copy of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from p2pfl._util.atomic_files import DamagedFileError, explain, read_sealed, reason, replace_file, write_sealed
@@ -27,15 +28,17 @@ from p2pfl.node.folder.config import CHECKPOINT, CONFIG, KEY, check_folder_of_no
 from p2pfl.protocols import key_files
 from p2pfl.protocols.errors import FederationError, IdentityError, PassphraseError, ProtocolError
 from p2pfl.protocols.identity import KEY_SIZE, Identity
+from p2pfl.protocols.membership import fork
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import Membership, count_entries
 
-FEDERATION, MEMBERSHIP, REVOCATION = "federation.toml", "membership", "revocation"
+FEDERATION, MEMBERSHIP, REVOCATION, FORK = "federation.toml", "membership", "revocation", "fork"
 COPY = "membership.copy"
 RESTORE = "copy it from the folder of another member, where it is the same, or restore it from a backup"
 OLD = ".old"  # suffix of the files of a federation that this node has left to return with a new key
 _MAGIC = b"p2pfl membership 1\n"
 _REVOCATION_MAGIC = b"p2pfl revocation 1\n"
+_FORK_MAGIC = b"p2pfl membership fork 1\n"
 ADMISSION = "admission.pem"
 ADMISSION_REMEDY = "restore it from the backup that `federation create` or `federation rotate` has written"
 
@@ -180,9 +183,24 @@ class MembershipFile:
         """
         write_sealed(self._path.with_name(REVOCATION), _REVOCATION_MAGIC, key + proof, disk=self._disk)
 
+    def save_fork(self, proof: tuple[bytes, bytes]) -> None:
+        """Write the proof that the admission key has signed two logs.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_sealed(self._path.with_name(FORK), _FORK_MAGIC, fork.encode(*proof), disk=self._disk)
+
     def has_changed(self) -> bool:
         """Return whether the file may contain entries that this object has neither read nor written."""
         return self._disk.stamp(self._path) != self._seen
+
+
+def describe_fork(membership: Membership) -> str:
+    """Return what the proof of a fork says that a node has seen, in one sentence; "" for none."""
+    if membership.fork is None:
+        return ""
+    return fork.describe(fork.verify(fork.encode(*membership.fork), membership.federation, membership.admissions).number)
 
 
 def awaited_federation(folder: Path) -> str:
@@ -222,14 +240,17 @@ def load_federation(folder: Path, disk: Disk = SYSTEM, log: EventLogger | None =
     if not disk.exists(folder / MEMBERSHIP) and not disk.exists(folder / COPY):
         raise ConfigurationError(f"{folder / MEMBERSHIP} is missing; {RESTORE}")
     MembershipFile(folder, disk=disk, log=log).merge(membership)
-    if content := _read_revocation(folder / REVOCATION, disk):
+    if content := _read_proof(folder / FORK, _FORK_MAGIC, disk):
+        with suppress(ProtocolError):  # it is about another federation
+            membership.fork = fork.verify(content, membership.federation, membership.admissions).entries
+    if content := _read_proof(folder / REVOCATION, _REVOCATION_MAGIC, disk):
         membership.accept_revocation(content[:KEY_SIZE], content[KEY_SIZE:])  # a later log makes it obsolete
     return membership
 
 
-def _read_revocation(path: Path, disk: Disk) -> bytes:
+def _read_proof(path: Path, magic: bytes, disk: Disk) -> bytes:
     try:
-        return read_sealed(path, _REVOCATION_MAGIC, disk)
+        return read_sealed(path, magic, disk)
     except FileNotFoundError:
         return b""
     except DamagedFileError as error:

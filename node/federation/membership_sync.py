@@ -18,7 +18,7 @@ from p2pfl._util.event_log import EventLogger
 from p2pfl.node.coordination.election_runner import ElectionRunner, committee_electorate
 from p2pfl.node.federation.agreement import graphs_of, neighbours
 from p2pfl.node.federation.loading import LoadedNode
-from p2pfl.node.federation.membership_file import MEMBERSHIP, MembershipFile, check_member
+from p2pfl.node.federation.membership_file import MEMBERSHIP, MembershipFile, check_member, describe_fork
 from p2pfl.node.log import LOG
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peering_config import Member
@@ -63,6 +63,7 @@ class MembershipSync:
         self._grown = asyncio.Event()
         self._log = log
         self._keys = {member.key for member in self._membership.members.values()}
+        self._fork_kept = self._membership.fork is not None
         self._membership.on_change.append(self._process_entries)
 
     async def run(self) -> None:
@@ -82,6 +83,8 @@ class MembershipSync:
             if self._membership.accepted_revocation is not None:
                 with self._tries.tolerate():
                     await asyncio.to_thread(self._file.save_revocation, *self._membership.accepted_revocation)
+            if self._membership.fork is not None and not self._fork_kept:
+                await self._keep_fork(self._membership.fork)
             check_member(self._membership, self._key, self._folder)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOKING):
@@ -95,6 +98,13 @@ class MembershipSync:
             with self._tries.tolerate():
                 await asyncio.to_thread(self._file.save, whole)
         self._membership.catch_up(whole)
+
+    async def _keep_fork(self, proof: tuple[bytes, bytes]) -> None:
+        """Write the proof of a fork, and tell people about it once."""
+        with self._tries.tolerate():
+            await asyncio.to_thread(self._file.save_fork, proof)
+            self._fork_kept = True
+            self._log.error(describe_fork(self._membership), kind="membership-fork")
 
     def _process_entries(self) -> None:
         """Apply new entries of the log, pass them on to the peers, and schedule their writing."""

@@ -149,6 +149,9 @@ class MembershipGossip:
     A frame may be lost while its link remains. A peer therefore confirms entries with its own membership version, and
     receives them again until it does.
 
+    A peer with another history of the log gets this node's newest entry once, which proves the fork to it, too. Its own log
+    may be the longer one, so that it would be sent nothing else.
+
     Args:
         access: holds the log; None if there is none.
         streams: select the peers.
@@ -160,6 +163,7 @@ class MembershipGossip:
         self._streams = streams
         self._spreads = count()
         self._news = TokenBucket(NEWS_RATE, NEWS_BURST)
+        self._forked: set[bytes] = set()  # keys of peers that were sent the newest entry, because they have another history
         self._confirmed: dict[bytes, int] = {}  # membership versions that peers have announced, by key
 
     def spread(self, urgent: bool = False) -> None:
@@ -238,7 +242,15 @@ class MembershipGossip:
         peer.membership_version = max(peer.membership_version, announced)
         if self._access is None:
             raise ProtocolError("membership", "this node has no membership log")
-        self._access.extend(bytes(opened.payload))
+        try:
+            self._access.extend(bytes(opened.payload))
+        except ProtocolError as error:
+            if error.cause == "membership fork" and peer.link is not None and peer.key not in self._forked:
+                self._forked.add(peer.key)
+                newest = self._access.membership_version
+                own = self._access.after(newest - 1, m.Entries.LIMIT)
+                self._table.send(peer, m.Entries(newest), Payload.of(own))
+            raise
         if opened.payload == NO_ENTRIES and peer.link is not None:
             self.send(peer)  # only what was not sent before, so that a peer that repeats its question gets it once
         elif peer.link is not None:

@@ -31,6 +31,7 @@ from p2pfl.node.federation import agreement, loading
 from p2pfl.node.federation.agreement import Agreement
 from p2pfl.node.federation.invitations import open_service
 from p2pfl.node.federation.loading import LoadedNode
+from p2pfl.node.federation.membership_file import describe_fork
 from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.incarnation import last_published
@@ -152,6 +153,7 @@ class Assembly:
         )
         if ready.membership is not None:
             follow_extensions(ready.membership, node, exchange, status_observer)
+            follow_forks(ready.membership, status_observer)
         about: dict[str, Any] = {"task": config.task["name"], "policy": config.policy["name"]}
         if ready.agreement is not None and ready.membership is not None:
             sparse = ready.agreement.edges != "all" and not self._coordinated
@@ -418,6 +420,19 @@ def member_exchange(
         coordination=coordination,
         **learning,
     )
+
+
+def follow_forks(membership: Membership, status_observer: StatusObserver) -> None:
+    """Show a proof against the admission key in the status, from a start with one or from the moment that it arrives."""
+
+    def show() -> None:
+        if membership.fork is not None and not status_observer.state.get("fork"):
+            status_observer.state["fork"] = describe_fork(membership)
+            status_observer.write()
+
+    if membership.fork is not None:
+        status_observer.state["fork"] = describe_fork(membership)  # written with the first state
+    membership.on_change.append(show)
 
 
 def follow_extensions(

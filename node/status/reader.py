@@ -26,7 +26,13 @@ from p2pfl._util.disk import PRIVATE, SYSTEM
 from p2pfl._util.event_log import EventLogger
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation.membership_changes import checkpoints
-from p2pfl.node.federation.membership_file import awaited_federation, describe_pending, describe_refusal, load_federation
+from p2pfl.node.federation.membership_file import (
+    awaited_federation,
+    describe_fork,
+    describe_pending,
+    describe_refusal,
+    load_federation,
+)
 from p2pfl.node.folder.config import STATUS, load, own_key
 from p2pfl.node.privacy_ledger import read_ledger
 from p2pfl.privacy import epsilon_together
@@ -86,7 +92,7 @@ def _with_membership(folder: Path, status: dict[str, Any] | None) -> dict[str, A
     if status is None:
         return None
     if status["state"] != "revoked" and status.get("federation_id") == membership.federation.hex():
-        return status
+        return status | ({"fork": problem} if (problem := describe_fork(membership)) else {})
     return _after_joining(folder, status, membership)
 
 

@@ -66,6 +66,8 @@ def _problems(state: Mapping[str, Any]) -> Iterator[Row]:
         yield "reason", state["reason"]
     if state.get("revoked_by") and state["state"] != "revoked":
         yield "revoked", f"the membership of this node was revoked, according to {', '.join(state['revoked_by'])}"
+    if state.get("fork"):
+        yield "fork", state["fork"]
     if state.get("disk"):
         yield "disk", f"cannot write: {state['disk']}"
     if state.get("stored", state.get("round", 0)) < state.get("round", 0):

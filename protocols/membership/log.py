@@ -22,8 +22,10 @@ therefore a checkpoint of the whole log. Who holds the admission key has verifie
 verified by itself, so that the good ones before a bad one count.
 
 An entry with a known number and other content is a fork if an admission key of this log has signed it: its owner has
-signed two histories. The first one is kept, because nodes that have acted on it cannot take that back, and the cause
-`membership fork` tells people. A forged entry is no fork; it must not be able to raise this alarm.
+signed two histories. So is the next entry, if the key in force has signed it after another entry than the last one here.
+The first history is kept, because nodes that have acted on it cannot take that back. The cause `membership fork` tells
+people, and the two entries remain in `fork` as a proof (p2pfl.protocols.membership.fork). A forged entry is no fork; it
+must not be able to raise this alarm.
 
 A key is in one of three states: never seen (`stranger`), present, or ended (`revoked`). A key never returns to an
 earlier state: a former member that comes back needs a new key, so that an old, possibly stolen one stays worthless. A
@@ -109,7 +111,8 @@ class Membership:
         admissions: the admission keys so far; the last one is in force.
         rounds: number of rounds of the federation; 0 if neither its file nor an extension sets it.
         committees: the members that elect the coordinator, in a federation with a committee.
-        on_change: called when the log has grown, or a revocation was accepted.
+        on_change: called when the log has grown, a revocation was accepted, or the first fork was seen.
+        fork: two signed entries, the second from another node, that prove a fork; None as long as none was seen.
         accepted_revocation: a key and the proof of its revocation by an entry that this log does not have yet.
 
     Raises:
@@ -130,6 +133,7 @@ class Membership:
         self._present: set[bytes] = set()  # keys of current members
         self._seen: set[bytes] = set()  # keys of all current and former members
         self.accepted_revocation: tuple[bytes, bytes] | None = None
+        self.fork: tuple[bytes, bytes] | None = None
         self._ends: dict[bytes, Ending] = {}  # ends of memberships, by the former member's key
         self._hand_overs: list[int] = []  # membership versions of the hand-overs
         self._names: set[str] = set()  # names of all current and former members
@@ -141,6 +145,7 @@ class Membership:
 
     @property
     def membership_version(self) -> int:
+        """Number of the newest entry."""
         return len(self._log)
 
     @property
@@ -241,8 +246,8 @@ class Membership:
 
         Raises:
             ProtocolError: `membership` if the entries are malformed, leave a gap, are not signed by the admission key,
-                or are invalid; `membership fork` if one differs from the known entry with the same number. The entries
-                before it are added.
+                or are invalid; `membership fork` if one differs from the known entry with the same number, or follows
+                another one than the last known entry. The entries before it are added.
         """
         if len(entries) > limit:
             raise ProtocolError("membership", f"a log of {len(entries)} bytes")
@@ -367,12 +372,21 @@ class Membership:
         if number > newest + 1:
             raise ProtocolError("membership", f"entry {number} after {newest}")
         if number == newest + 1:
-            raise ProtocolError("membership", f"entry {number} does not follow the entry before it")
+            what = f"entry {number} does not follow the entry before it"
+            if newest and self._is_signed(signed, entry, self.admission):
+                raise self._fork(newest, signed, what)
+            raise ProtocolError("membership", what)
         if not any(self._is_signed(signed, entry, key) for key in self.admissions):  # a forged entry is not a fork
             raise _not_signed()
-        raise ProtocolError(
-            "membership fork", f"two different entries of membership version {number}; the first one is kept"
-        )
+        what = f"two different entries of membership version {number}; the first one is kept"
+        raise self._fork(number, signed, what)
+
+    def _fork(self, number: int, signed: Signed, what: str) -> ProtocolError:
+        """Keep the proof of the first fork, and return the error that names it."""
+        if self.fork is None:
+            self.fork = self._log[number - 1], msgspec.msgpack.encode(signed)
+            self._report_change()
+        return ProtocolError("membership fork", what)
 
     def _is_signed(self, signed: Signed, entry: AnyEntry, key: bytes) -> bool:
         if is_weak(key):

@@ -236,7 +236,8 @@ class Log:
                 raise RefusedError("membership fork" if any(valid) else "membership")
             return
         expect(entry["membership_version"] == self.membership_version + 1, "membership")
-        expect(entry["before"] == (digest(self.entries[-1]) if self.entries else NONE), "membership")
+        if entry["before"] != (digest(self.entries[-1]) if self.entries else NONE):
+            raise RefusedError("membership fork" if self.entries and valid[-1] else "membership")
         expect(valid[-1] or self.covered(whole, entry, later), "membership")
         self.apply(entry)
         self.entries.append(whole)

@@ -272,7 +272,22 @@ def membership_vectors() -> Vectors:
     )
     bad("another federation", entries(entry(LOG, federation=bytes(16))), "names another federation")
     bad("a gap", entries(entry(LOG, membership_version=5)), "entry 5 after 3")
-    bad("a false link", entries(entry(LOG, before=bytes(32))), "before is not the hash of the last entry")
+    bad(
+        "a false link",
+        entries(entry(LOG, before=bytes(32))),
+        "before is not the hash of the last entry, and the admission key has signed it",
+        cause="membership fork",
+    )
+    bad("a forged link", entries(entry(LOG, before=bytes(32), by=MALLORY)), "the same, signed by another key")
+    longer = grown(*ADDED[:2], ("add", "dave", DAVE), ("add", "erin", MALLORY))
+    bad("entries of a longer fork", longer.after(3, 4096).hex(), "they follow another entry 3", cause="membership fork")
+    bad(
+        "a first entry with a hash",
+        entries(entry(empty, before=bytes([1]) * 32)),
+        "zeros are before the first",
+        known=empty,
+        membership_version=0,
+    )
     other = grown(*ADDED[:2], ("add", "dave", DAVE))
     bad("a fork", other.encode().hex(), "another entry 3, signed by the admission key", cause="membership fork")
     bad(

@@ -1,14 +1,20 @@
 """Membership log of a running node and its file: equal as soon as the disk permits it."""
 
 import asyncio
+import json
 import os
 
+import msgspec
 import pytest
 
 from p2pfl._util.disk import exclusive
+from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import loading, membership_changes, membership_sync
-from p2pfl.node.federation.membership_file import MembershipFile, RevokedError, load_federation
+from p2pfl.node.federation.membership_file import MembershipFile, RevokedError, describe_fork, load_federation
 from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
+from p2pfl.node.status import reader
+from p2pfl.node.status.text import describe
+from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Request
 from tests.support.limits import limited
@@ -82,6 +88,52 @@ def test_membership_sync_saves_entries_of_peers(bob):
 
     bob.run(test)
     assert bob.peering.told == 1
+
+
+def test_membership_sync_keeps_proof_of_fork_and_reports_it_once(bob):
+    alice = bob.folders["alice"]
+    backup = (alice / "membership").read_bytes()
+    membership_changes.revoke(alice, "carol")
+    theirs = load_federation(alice)
+    for name in ("membership", "membership.copy"):
+        (alice / name).write_bytes(backup)  # the owner restores a backup, and signs another entry with the same number
+    membership_changes.extend(alice, 99)
+    bob.log.extend(load_federation(alice).encode())
+
+    async def test():
+        for _ in range(3):
+            with pytest.raises(ProtocolError, match="membership fork"):
+                bob.log.extend(theirs.encode())
+        await until(lambda: any("two different entries" in line for line in bob.said))
+
+    bob.run(test)
+    status = {"state": "stopped", "pid": 1, "history": [], "federation_id": bob.log.federation.hex()}
+    (bob.folder / "status.json").write_text(json.dumps(status))
+    assert f"  fork  {describe_fork(bob.log)}" in describe(reader.current(bob.folder))
+    told = [line for line in bob.said if "two different entries" in line]
+    assert told == [describe_fork(load_federation(bob.folder))]
+    assert "the number 4:" in told[0]
+    assert bob.on_disk() == ["alice", "bob", "carol"]
+    assert load_federation(bob.folder).rounds == 99
+
+
+def test_proof_of_fork_in_folder_must_hold(bob):
+    log, other = load_federation(bob.folder), load_federation(bob.folder)
+    admission = Identity.load(bob.folders["alice"] / "admission.pem")
+    log.append(admission, "remove", "carol", log.members["carol"].key)
+    other.append_extension(admission, 99)
+    MembershipFile(bob.folder).save(log)
+    one, two = (each.after(3, 4096)[1:] for each in (log, other))
+    forged = Identity.from_seed(bytes(32))
+    entry = msgspec.msgpack.decode(two)[0]
+    stranger = msgspec.msgpack.encode([entry, forged.sign(b"p2pfl membership 2\0" + entry)])
+    for proof, holds in [((one, stranger), False), ((one, one), False), ((one, two), True)]:
+        bob.file.save_fork(proof)
+        assert (load_federation(bob.folder).fork == proof) is holds
+    content = (bob.folder / "fork").read_bytes()
+    (bob.folder / "fork").write_bytes(content[:-1])
+    with pytest.raises(ConfigurationError, match="fork is damaged: its checksum is wrong; remove it"):
+        load_federation(bob.folder)
 
 
 def test_membership_sync_saves_after_disk_was_full(bob):

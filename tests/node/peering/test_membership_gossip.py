@@ -11,6 +11,7 @@ from benchmarks.members import Bed, disturbed, halves, late, until
 from p2pfl.node.peering.control_messages import COMPARING, FANOUT, NO_ENTRIES, MembershipGossip
 from p2pfl.node.peering.peering_config import Member
 from p2pfl.node.peering.peers import PeerTable
+from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transport import Timer
 from p2pfl.protocols.wire import messages as m
@@ -158,6 +159,37 @@ def test_entry_costs_each_member_few_frames():
     frames = {count: spread_in(count, admit).costs.frames["Entries"] for count in (16, 32)}
     assert frames[32] <= 32 * 2 * (FANOUT + 1)  # and a confirmation of each
     assert frames[32] / 32 < 1.5 * frames[16] / 16
+
+
+def test_peer_with_another_history_gets_newest_entry_once():
+    class ForkedLog(Log):
+        def extend(self, entries):
+            raise ProtocolError("membership fork", "entry 3 does not follow the entry before it")
+
+    async def main():
+        messenger, peer = Messenger(), peer_with(4)
+        gossip = gossip_of(ForkedLog(), messenger)
+        for _ in range(3):
+            with pytest.raises(ProtocolError, match="membership fork"):
+                gossip.receive(peer, m.Entries(4), SimpleNamespace(payload=msgspec.msgpack.encode([b"other"])))
+        assert messenger.sent == [(m.Entries(2), msgspec.msgpack.encode([b"entry"]))]
+
+    run(main())
+
+
+def test_members_with_different_histories_prove_the_fork_to_each_other():
+    async def sign_twice(bed):
+        alice, bob = (bed.members[name].log for name in bed.names)
+        keys = [Identity.from_seed(bytes(31) + bytes([k])).public for k in range(3)]
+        alice.append(bed.admission, "add", "carol", keys[0])
+        for name, key in zip(("dave", "erin"), keys[1:], strict=True):
+            bob.append(bed.admission, "add", name, key)
+        assert await until(lambda: alice.fork is not None and bob.fork is not None) < 10.0
+        assert "dave" not in alice.members
+        assert "carol" not in bob.members
+
+    bed = spread_in(2, sign_twice)
+    assert bed.costs.frames["Entries"] < 10
 
 
 def test_revocation_is_passed_on_at_once():

@@ -1,0 +1,87 @@
+"""Proof that the admission key has signed two histories of a federation's membership.
+
+A signed entry states two things: which entry has its number, and, by its hash, which entry has the number before. Two
+entries of one federation prove a fork if their statements about one number differ:
+
+- they have the same number and are different, or
+- the second has the next number, and contains another hash than that of the first.
+
+The second case finds forks between logs of different lengths at once: a node is never sent the entry with a number that
+it knows, but the next one. As each entry contains the hash of its predecessor, two histories differ in all entries after
+the first difference, so that the last entry of the shorter log always proves the fork.
+
+Both entries need a signature of an admission key of the log of whoever verifies the proof. A proof is against the owner of
+that key alone: members only pass entries on. It does not say which history is right. A node keeps the one that it knew
+first (p2pfl.protocols.membership.log).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.identity import verify as is_valid
+from p2pfl.protocols.membership.log import LONGEST, Signed, decode_entry, signature_label
+
+FORK_LIMIT = 2 * LONGEST + 1  # maximum bytes of a proof
+_decoder = msgspec.msgpack.Decoder(Annotated[list[Signed], Meta(min_length=2, max_length=2)])
+
+
+def encode(known: bytes, other: bytes) -> bytes:
+    """Return the proof of two encoded signed entries."""
+    return msgspec.msgpack.encode([msgspec.Raw(known), msgspec.Raw(other)])
+
+
+class Fork(NamedTuple):
+    """Verified proof.
+
+    Attributes:
+        number: number of the entry of which there are two.
+        entries: the two signed entries, encoded.
+    """
+
+    number: int
+    entries: tuple[bytes, bytes]
+
+
+def verify(proof: bytes, federation: bytes, admissions: Sequence[bytes]) -> Fork:
+    """Read a proof.
+
+    Args:
+        admissions: the admission keys so far.
+
+    Raises:
+        ProtocolError("membership"): it proves nothing.
+    """
+    try:
+        if len(proof) > FORK_LIMIT:
+            raise ProtocolError("membership", f"a proof of {len(proof)} bytes")
+        first, second = signed = _decoder.decode(proof)
+        one, other = entries = [decode_entry(each.entry) for each in signed]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError("membership", str(error)) from error
+    for each, entry in zip(signed, entries, strict=True):
+        if entry.federation != federation:
+            raise ProtocolError("membership", "an entry of another federation")
+        label = signature_label(entry)
+        if not any(is_valid(key, each.signature, label + each.entry) for key in admissions):
+            raise ProtocolError("membership", "an entry without a signature of the admission key")
+    number, known, shown = one.membership_version, msgspec.msgpack.encode(first), msgspec.msgpack.encode(second)
+    same = other.membership_version == number and known != shown
+    following = other.membership_version == number + 1 and other.before != sha256(known).digest()
+    if not same and not following:
+        raise ProtocolError("membership", "two entries that do not contradict each other")
+    return Fork(number, (known, shown))
+
+
+def describe(number: int) -> str:
+    """Return what a proof says, as one sentence."""
+    return (
+        f"the owner of the admission key has signed two different entries with the number {number}: members may know"
+        " different members; ask the owner which log is right"
+    )
