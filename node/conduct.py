@@ -22,8 +22,9 @@ differ in a few, most witnesses are still the same, without any agreement on the
 - In an incomplete graph two neighbours of the sender often have no other common peer. If all members know the graph, the
   witnesses are therefore neighbours of the sender, and receipts are carried to them over other members, by a shortest way
   without the sender. The way has O(log n) links in a random graph of n members, which takes a moment and no round. So
-  that the cost stays that of a few frames, a node reports one sender of those that it has fetched. It draws it from the
-  models themselves: a sender that knew when it is not reported would choose these rounds. If the graph is not known, nodes
+  that the cost stays that of a few frames, a node reports one sender of those that it has fetched. It draws it with its
+  own key: a sender that could foresee it, even from all other models, would choose the rounds or the model with which it is
+  not reported. If the graph is not known, nodes
   report to their own peers, and forks meet only where these have peers in common.
 - Cost: a fetched model makes three receipts of 320 bytes. They travel in one frame for each witness, at most eight in a
   frame. Where there are more, as with many parts of models, those are chosen by a hash too, so that both headers are among
@@ -301,7 +302,10 @@ def reports(models: Sequence[tuple[str, SignedModel]], peers: Collection[str]) -
 
 
 def carried_reports(
-    models: Sequence[tuple[str, SignedModel]], name: str, around: Callable[[str], Collection[str]]
+    models: Sequence[tuple[str, SignedModel]],
+    name: str,
+    around: Callable[[str], Collection[str]],
+    draw: Callable[[bytes], bytes],
 ) -> dict[str, list[SignedModel]]:
     """Return the models of one sender and round, drawn from those fetched, that each of its witnesses is to compare.
 
@@ -310,11 +314,12 @@ def carried_reports(
     Args:
         models: models with the names of their senders; at least one.
         name: name of this node.
+        draw: returns bytes that follow from other bytes, and that only this node can foresee.
     """
     groups: dict[tuple[str, int], list[tuple[str, SignedModel]]] = {}
     for sender, model in models:
         groups.setdefault((sender, model.round), []).append((sender, model))
-    drawn = sha256(b"".join(sorted(model.content[0][:8] for _, model in models))).digest()
+    drawn = draw(sha256(b"".join(sorted(model.content[0][:8] for _, model in models))).digest())
     chosen = sorted(groups)[int.from_bytes(drawn[:8], "big") % len(groups)]
     return {each: models for each, models in reports(groups[chosen], around(chosen[0])).items() if each != name}
 
@@ -389,6 +394,7 @@ class EquivocationWatch:
         self._access = config.options.access
         self._log = config.options.log
         self._key = config.key
+        self._draw = config.signer.draw
         self._asynchronous = config.asynchronous
         self._verifier = config.verifier
         self._federation = config.verifier.federation
@@ -439,7 +445,7 @@ class EquivocationWatch:
 
     def _carry(self, fetched: Sequence[tuple[str, SignedModel]], ways: Ways) -> None:
         """Send the headers of one of the fetched senders towards neighbours of that sender."""
-        for witness, shown in carried_reports(fetched, self._name, ways.around).items():
+        for witness, shown in carried_reports(fetched, self._name, ways.around, self._draw).items():
             sender = next(name for name, model in fetched if model is shown[0])
             way = ways.find(self._name, witness, without=sender)
             first = self._peering.peers.get(way[0]) if way else None

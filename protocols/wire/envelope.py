@@ -58,6 +58,7 @@ HEADER_SIZE = 256
 OVERHEAD = HEADER_SIZE + SIGNATURE_SIZE
 UNSIGNED = bytes(SIGNATURE_SIZE)
 _LABELS = {EARLIER: b"p2pfl envelope 6\0", VERSION: b"p2pfl envelope 7\0"}
+_DRAW = b"p2pfl draw 1\0"
 _SIGNED = frozenset(get_args(Signed))
 _WITH_PAYLOAD = frozenset(get_args(WithPayload))
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -205,6 +206,10 @@ class FrameSigner:
             if len(self._sessions) > SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
                 self._all_sessions = False
+
+    def draw(self, content: bytes) -> bytes:
+        """Return 32 bytes that follow from this node's key and `content`, and that nobody else can foresee."""
+        return sha256(self._identity.sign(_DRAW + content)).digest()
 
     def go_back(self) -> None:
         """Begin a new generation, because the node repeats rounds of which it has published models."""

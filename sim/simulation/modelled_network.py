@@ -17,6 +17,7 @@ from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from math import inf, nan
 from typing import Any, NamedTuple
 
@@ -188,8 +189,13 @@ class ModelledReceipts:
             return
         fetched = [(model.sender.decode(), model) for model in models]
         if self._sparse:
-            everyone = self._peer.network.peers
-            shown = carried_reports(fetched, self._peer.name, lambda name: [each.name for each in everyone[name].around()])
+            everyone, own = self._peer.network.peers, self._peer.name
+            shown = carried_reports(
+                fetched,
+                own,
+                lambda name: [each.name for each in everyone[name].around()],
+                lambda content: sha256(own.encode() + content).digest(),  # a node draws with its private key
+            )
         else:
             shown = reports(fetched, [peer.name for peer in self._peer.around()])
         for name, found in shown.items():

@@ -159,7 +159,13 @@ def receive_of_alice(message, payload, verifier=None):
     """Let BOB handle a message of ALICE, its only peer; return what it knows of its peers' conduct."""
     verifier = verifier or FrameVerifier({"alice": ALICE.public}, BOB.public, FEDERATION, 100)
     config = SimpleNamespace(
-        name="bob", key=BOB.public, seed=0, asynchronous=True, verifier=verifier, options=PeeringOptions()
+        name="bob",
+        key=BOB.public,
+        seed=0,
+        asynchronous=True,
+        signer=FrameSigner(BOB, FEDERATION, bytes(16), 1),
+        verifier=verifier,
+        options=PeeringOptions(),
     )
     peer = SimpleNamespace(name="alice", key=ALICE.public)
     peering = SimpleNamespace(peers={"alice": peer}, round=7, view=SimpleNamespace(leave_out=None))

@@ -1,6 +1,7 @@
 """Witnesses: peers to which receipts of a sender and a round go, and the rounds until they find an equivocator."""
 
 from functools import cache
+from hashlib import sha256
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -51,7 +52,12 @@ class Watcher:
         self.verifier = FrameVerifier(keys, self.key, FEDERATION, 1000)
         access = SimpleNamespace(refusal=lambda key: "")
         config = SimpleNamespace(
-            name=name, key=self.key, asynchronous=False, verifier=self.verifier, options=PeeringOptions(access=access)
+            name=name,
+            key=self.key,
+            asynchronous=False,
+            signer=FrameSigner(key_of(name), FEDERATION, bytes(16), 1),
+            verifier=self.verifier,
+            options=PeeringOptions(access=access),
         )
         self.with_key = {peer.key: peer for peer in self.peers.values()}.get
         self.watch = EquivocationWatch(config, self, Conduct(enabled=True), world.around)
@@ -205,6 +211,46 @@ def test_forks_in_sparse_graph_are_found_in_rounds_independent_of_members(count,
     assert max(found) <= 12
     assert np.mean(found) <= 4
     assert max(frames) <= 6 * WITNESSES * 6  # of at most six reporters, three reports each, over six links at most
+
+
+def test_sender_that_knows_all_other_models_of_its_neighbours_cannot_choose_when_it_is_reported():
+    """Mallory draws as a reporter would from the models alone, and changes her own one until another sender is drawn."""
+
+    def ground(world, name, round, others):
+        near = [world.model(round, f"{other} {round}".encode(), other) for other in others]
+        senders = sorted([*others, MALLORY])
+        for attempt in range(100):
+            envelope = world.model(round, f"{name} {attempt}".encode())
+            digests = sorted(parse_signed_model(each, FEDERATION).content[0][:8] for each in [*near, envelope])
+            drawn = sha256(b"".join(digests)).digest()
+            if senders[int.from_bytes(drawn[:8], "big") % len(senders)] != MALLORY:
+                return near, envelope
+        raise AssertionError("nothing to choose from")
+
+    found = []
+    for seed in range(6):
+        graph = nx.random_regular_graph(6, 60, seed=seed)
+        graph = nx.relabel_nodes(graph, {k: f"n{k:03}" for k in range(1, 60)} | {0: MALLORY})
+        world = World(graph, [], known=True)
+
+        def rounds(world=world, graph=graph):
+            for round in range(1, 13):
+                names = sorted(graph.neighbors(MALLORY))
+                for name in names:
+                    others = sorted(set(graph.neighbors(name)) - {MALLORY})[:2]
+                    world.watchers[name].round = round
+                    near, envelope = ground(world, name, round, others)
+                    for other, model in zip(others, near, strict=True):
+                        world.watchers[name].fetch(model, other)
+                    world.watchers[name].fetch(envelope)
+                for name in names:
+                    world.watchers[name].watch.report()
+                if any(watcher.watch.conduct.proofs for watcher in world.watchers.values()):
+                    return round
+            raise AssertionError("no proof in 12 rounds")
+
+        found.append(play(rounds))
+    assert np.mean(found) <= 3
 
 
 def test_way_avoids_the_sender_and_is_shortest():
