@@ -214,6 +214,7 @@ class MessageExchange:
         self._host = host
         peering.round = max(self.outbox.round, peering.round)  # `resume` has set it if the policy is coordinated
         peering.final = self.outbox.final
+        peering.rest()
         await peering.start(tasks)
         if self.election is not None:
             peering.begin(self.election.run(), f"{self.name}: elections")
@@ -225,9 +226,12 @@ class MessageExchange:
         if all_incompatible(self.peers):
             problems = "; ".join(f"{name}: {peer.problem}" for name, peer in self.peers.items())
             raise ConfigurationError(f"the settings of every peer differ from this node's: {problems}")
+        peering.end_rest()
 
     async def gather(self) -> None:
+        self.peering.rest()
         await self.start_wait.run_again(self._settings.members)
+        self.peering.end_rest()
 
     def extend(self, rounds: int, resume: bool) -> None:
         """Permit more rounds.
@@ -238,6 +242,7 @@ class MessageExchange:
         self._pacing.extend(rounds)
         if resume and self.peering.final:
             self.outbox.final = self.peering.final = False
+            self.peering.end_rest()
             self.peering.introducer.greet_again()
             self.peering.notify()
 
@@ -246,6 +251,7 @@ class MessageExchange:
         self.models.serve_waiting()
         for peer in self.peering.introduced_peers():
             self.peering.tell(peer, m.Bye(self.round, leaving=False))
+        self.peering.rest()
 
     def leave(self) -> None:
         self.pacer.leave()
@@ -258,6 +264,7 @@ class MessageExchange:
             gone = peer.name in self.view.suspected and (not peer.introduced or peer.unanswered >= GONE_AFTER)
             return gone or peer.name in self.view.left_out or (peer.stopped and not peering.gossip.lacks_entries(peer))
 
+        peering.end_rest()  # a peer that is gone must not keep this node here
         await peering.until(lambda: not peering.final or all(done(peer) for peer in self.peers.values()), inf)
 
     async def close(self) -> None:

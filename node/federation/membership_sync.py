@@ -25,7 +25,7 @@ from p2pfl.node.peering.peering_config import Member
 from p2pfl.protocols.election import Electorate
 from p2pfl.topologies.schedules import NamedSchedule
 
-LOOKING = 1.0  # seconds between checks of the file, which commands may change, and between attempts to write
+LOOKING = 5.0  # seconds between checks of the file, which commands may change, and between attempts to write
 
 
 class MembershipSync:

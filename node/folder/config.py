@@ -56,6 +56,7 @@ CONFIG_REMEDY = "correct it, or restore it from a backup"
 KEY_REMEDY = "restore it from a backup, or create a new node with p2pfl-node init"
 BROKERS = re.compile(r"mqtts?://[^/\s]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LONGEST_PROBE_PERIOD = 3600  # seconds
 COMMENTS = 27  # column at which the comments begin
 _HEADING = re.compile(r"\[(\w+)\].*")
 _KEY = re.compile(r"(\w+) = .*? +(# .*)")
@@ -75,6 +76,7 @@ device = "cpu"             # cpu, cuda, mps, or auto
 mdns = true                # find members on the local network, and announce this node there
 direct = true              # listen, and connect to members without the broker where possible
 broker = ""                # MQTT broker for members that cannot connect to each other, such as mqtt://host:1883
+probe_period = 30          # seconds between probes of silent members while no round is under way; from 1 to 3600
 status_port = -1           # port of the status page and of Prometheus metrics, such as 4180; 0: a free port, -1: none
 status_host = "127.0.0.1"  # address of the status page; other machines can read the page if this is not loopback
 coordinator_memory = 0     # MiB of models with which this node stands as the coordinator at most; 0: no limit
@@ -175,6 +177,9 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         direct: whether to listen, and to dial members that can be reached without the broker.
         broker: URL of an MQTT broker through which members can be reached, "mqtt://host:1883" or "mqtts://host:8883";
             `#sha256=` and the fingerprint of its certificate at the end accept only this certificate.
+        probe_period: seconds between probes of silent members while no round is under way: before the first one, and
+            after the last one. From 1 to 3600; a longer period saves a battery, but it takes up to twice as long until
+            the node knows that a member is gone. In a round one second counts.
         status_port: port of the status page for browsers and Prometheus (see p2pfl.node.status.endpoints); 0 selects a
             free port, -1 disables the page.
         status_host: address of this machine for the status page; other machines can read it if the address is not on
@@ -205,6 +210,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     broker: str = ""
     adaptive: bool = True
     robust: Robust = CLIP_LOSS
+    probe_period: float = 30.0
     status_port: int = -1
     status_host: str = "127.0.0.1"
     coordinator_memory: int = 0
@@ -264,6 +270,8 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
                 raise ConfigurationError(f"broker: {error}") from error
 
     def _check_numbers(self) -> None:
+        if not 1 <= self.probe_period <= LONGEST_PROBE_PERIOD:
+            raise must_be("probe_period", f"from 1 to {LONGEST_PROBE_PERIOD} seconds", self.probe_period)
         if not -1 <= self.status_port < 65536:
             raise must_be("status_port", "from 0 to 65535, or -1 for none", self.status_port)
         if self.coordinator_memory < 0:

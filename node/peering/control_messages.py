@@ -35,7 +35,7 @@ from p2pfl.random_streams import RandomStreams
 SETTLED = 5.0  # seconds after which no data is in transit over a replaced link
 CONFIRMED, LONGEST_PAUSE = 5.0, 320.0  # seconds until unconfirmed entries are sent again; doubled each time
 FANOUT = 5  # peers to which a node sends new entries
-COMPARING = 3.0  # seconds between comparisons of the log with that of a random peer, 25 % more or less
+COMPARING = 3.0  # seconds between comparisons of the log with that of a random peer in a round, 25 % more or less
 NO_ENTRIES = msgspec.msgpack.encode([])
 REMEMBERED = 10.0  # seconds for which an indirect answer to a probe counts
 DEAF = 5  # unanswered pings after which a link is closed, although other peers receive messages of the peer
@@ -144,7 +144,8 @@ class MembershipGossip:
     in large-scale systems" (2003).
 
     Who is missed, or has only peers that withhold entries, finds out by itself: each node tells a random peer its
-    membership version every few seconds, and a peer that knows more sends the rest. One honest peer suffices.
+    membership version every few seconds, or at rest once per rest period, and a peer that knows more sends the others. One
+    honest peer suffices.
 
     A frame may be lost while its link remains. A peer therefore confirms entries with its own membership version, and
     receives them again until it does.
@@ -186,8 +187,9 @@ class MembershipGossip:
     async def run(self) -> None:
         """Compare the log with those of random peers without end."""
         for turn in count():
-            draws = self._streams.generator(turn, "comparison of logs")
-            await asyncio.sleep(COMPARING * float(draws.uniform(0.75, 1.25)))
+            draws, detector = self._streams.generator(turn, "comparison of logs"), self._table.detector
+            seconds = max(COMPARING, detector.rest) if detector.resting else COMPARING
+            await self._table.pause(seconds * float(draws.uniform(0.75, 1.25)))
             if self._access is not None and (peers := self._table.introduced_peers()):
                 peer = peers[int(draws.integers(len(peers)))]
                 self._table.tell(peer, m.Entries(self._access.membership_version), Payload.of(NO_ENTRIES))
@@ -314,7 +316,7 @@ class Prober:
         """Probe silent peers without end. Every message of a peer is proof of life at the time of its receipt."""
         loop, detector = asyncio.get_running_loop(), self._table.detector
         while True:
-            await asyncio.sleep(max(0.0, detector.next_tick(loop.time()) - loop.time()))
+            await self._table.pause(max(0.0, detector.next_tick(loop.time()) - loop.time()))
             for peer in self._table.introduced_peers():
                 if peer.link is not None and peer.link.progress != peer.progress:  # a part of a long frame
                     peer.progress = peer.link.progress

@@ -1,13 +1,21 @@
 """Failure detector, which classifies peers as alive, suspected or dead by the time of their last authentic message.
 
 It follows SWIM (Das, Gupta and Motivala, DSN 2002) and its Lifeguard extensions (Dadgar, Phillips and Currey, 2018), with
-three differences:
+four differences:
 
-- A peer that has sent something recently is not probed, because the traffic of learning is proof of life. An idle
-  federation exchanges one ping per period and node, however many nodes it has.
+- A peer that has sent something recently is not probed, because the traffic of learning is proof of life. While a round is
+  under way, a node sends at most one ping per period, however many peers it has.
+- A node that waits for nobody, before its first round and after its last one, rests: it is not in a hurry to learn that a
+  peer is gone, and may run on a battery. Once per rest period, which is longer, it pings all peers that were silent for
+  such a period. One timer serves all links, so that the node wakes up seldom, and a ping is a sign of life for both
+  ends. So that many peers cost no more than in a round, it pings at most as many as it would have pinged there in this
+  time. From an unanswered ping on, everything takes the same time as in a round.
 - Any authentic message refutes a suspicion, without incarnation numbers, because the link proves the sender of each.
 - Death is this node's own opinion. It decides for which peers the node waits, never which nodes are members. It ends
   with the next message of the peer.
+
+One of n peers that is gone is thus suspected after at most 2 n + 4 periods in a round. At rest it is suspected after at
+most two rest periods and 4 periods, if no more peers are silent than are pinged at once.
 
 The detector sends nothing, receives nothing and reads no clock. Its caller (p2pfl.node.peering.control_messages.Prober)
 calls `tick` at the time that `next_tick` returns, and carries out the returned steps.
@@ -69,20 +77,25 @@ class FailureDetector:
 
     Args:
         rng: shuffles the order in which peers are probed.
-        period: seconds between two probes.
+        period: seconds between two probes, and to wait for an answer.
+        rest: seconds between two probes at rest; at least `period`.
 
     Attributes:
+        resting: whether no round is under way, so that this node waits for no peer.
         health: factor of all waits; 1 while ticks are on time, at most 8 (Lifeguard's local health multiplier).
     """
 
-    def __init__(self, rng: np.random.Generator, period: float = 1.0) -> None:
+    def __init__(self, rng: np.random.Generator, period: float = 1.0, rest: float = 0.0) -> None:
         self.period = period
+        self.rest = max(rest, period)
+        self.resting = False
         self.health = 1
         self._rng = rng
         self._peers: dict[str, _Peer] = {}
         self._probed: dict[str, _Peer] = {}  # the peers with a next step
         self._turns: list[str] = []  # order of the probes; the last entry is next
         self._due = inf
+        self._turn = -inf  # time at rest from which the next tick probes peers that are silent
 
     def watch(self, name: str, now: float) -> None:
         """Start to watch a peer, as if it had just sent a message. Do nothing if it is watched already."""
@@ -111,44 +124,49 @@ class FailureDetector:
         return name in self._probed and self.heard(name, now)
 
     def next_tick(self, now: float) -> float:
-        """Return the time of the next `tick`."""
-        if self._due == inf:
-            self._due = now + self.period
+        """Return the time of the next `tick`. It may become earlier when the node no longer rests."""
+        if self._due == inf or not self.resting:
+            self._due = min(self._due, now + self.period)
         return self._due
 
     def tick(self, now: float) -> list[Step]:
-        """Return the steps that are due now.
+        """Return the steps that are due now, or earlier than that.
 
         A late tick blames no peer, because messages of peers may be unread. All waits then restart and become longer.
         """
         late = now > self._due + LATE
-        self._due = now + self.period
         self.health = min(MAX_HEALTH, self.health + 1) if late else max(1, self.health - 1)
         if late:
             for peer in self._probed.values():
                 peer.until = now + self._patience(peer.stage)
         due = [(name, peer) for name, peer in self._probed.items() if peer.until <= now]
         steps = [step for name, peer in due for step in self._escalate(name, peer, now)]
-        name = self._next(now)
-        if name is not None:
-            self._take(Ping, name, now)
-            steps.append(Ping(name))
+        if not self.resting:
+            steps += self._probe(1, self.period, now)
+        elif now >= self._turn:
+            steps += self._probe(int(self.rest / self.period), self.rest, now)
+            self._turn = now + self.rest
+        self._due = now + self.period if self._probed or not self.resting else self._turn
         return steps
 
-    def _next(self, now: float) -> str | None:
-        """Return the next peer in turn that has not sent anything recently.
+    def _probe(self, most: int, silence: float, now: float) -> list[Step]:
+        """Return pings of the next peers in turn, at most so many, that have been silent for so many seconds.
 
         Every peer has one turn in a round, in shuffled order (SWIM, 4.3).
         """
+        steps: list[Step] = []
         for _ in range(2):
-            while self._turns:
+            while self._turns and len(steps) < most:
                 name = self._turns.pop()
                 peer = self._peers.get(name)
-                if peer is not None and peer.stage is None and now - peer.heard >= self.period:
-                    return name
+                if peer is not None and peer.stage is None and now - peer.heard >= silence:
+                    self._take(Ping, name, now)
+                    steps.append(Ping(name))
+            if len(steps) == most:
+                break
             names = list(self._peers)
             self._turns = [names[i] for i in self._rng.permutation(len(names))]
-        return None
+        return steps
 
     def _escalate(self, name: str, peer: _Peer, now: float) -> list[Step]:
         """Return the step that follows an unanswered one."""

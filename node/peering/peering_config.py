@@ -75,6 +75,7 @@ class PeeringOptions:
         access: decides which nodes are members; None if the members never change.
         guard: excludes members that send invalid frames; None to exclude no member.
         period: seconds between probes of silent peers; inf to probe only suspected ones.
+        rest: the same while no round is under way; at least `period`.
         dialling: limits on the cost of dialling; None for none, in one process.
         discovery: reports possible addresses of members.
         answer_join: answers the request of a newcomer; None if this node does not admit newcomers.
@@ -85,6 +86,7 @@ class PeeringOptions:
     access: AccessControl | None = None
     guard: Guard | None = None
     period: float = inf
+    rest: float = 0.0
     dialling: DialLimits | None = None
     discovery: Discovery | None = None
     answer_join: AnswerJoin | None = None

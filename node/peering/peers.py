@@ -11,6 +11,7 @@ from asyncio import Future, Task, TaskGroup
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from itertools import count
 from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
@@ -317,7 +318,9 @@ class PeerTable:
         self.peers = {id: Peer(id, neighbours[id]) for id in sorted(neighbours)}
         self.view = PeerView(neighbours if config.sources is None else config.sources)
         self.detector = FailureDetector(
-            RandomStreams(config.seed, config.name).generator(0, "probing"), period if period < inf else 1.0
+            RandomStreams(config.seed, config.name).generator(0, "probing"),
+            period if period < inf else 1.0,
+            config.options.rest,
         )
         self.traffic = Traffic()
         self.rejected: Counter[str] = Counter()
@@ -327,6 +330,7 @@ class PeerTable:
         self._events = events
         self._asynchronous = config.asynchronous
         self._progress: asyncio.Future[None] | None = None  # done at the next change
+        self._hurry = asyncio.Event()  # set while the node does not rest
         self._group: TaskGroup
         self._running: set[Task[None]] = set()
 
@@ -462,6 +466,27 @@ class PeerTable:
         except TimeoutError:
             return False
         return True
+
+    # Rest
+
+    def rest(self) -> None:
+        """Probe rarely from now on, because no round is under way."""
+        self.detector.resting = True
+        self._hurry.clear()
+
+    def end_rest(self) -> None:
+        """Probe as in a round from now on."""
+        self.detector.resting = False
+        self._hurry.set()
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep for a time, or until the node no longer rests."""
+        if not self.detector.resting:
+            await asyncio.sleep(seconds)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
 
     # Tasks
 

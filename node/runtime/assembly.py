@@ -52,7 +52,7 @@ from p2pfl.topologies.schedules import NamedSchedule
 from p2pfl.tracking.tracker import Tracking, factories
 
 TRACK = "track"  # folder of the trackers' files
-PROBING = 1.0  # seconds between probes of silent peers
+PROBING = 1.0  # seconds between probes of silent peers in a round
 
 
 class Parts(NamedTuple):
@@ -285,6 +285,7 @@ class Assembly:
             access=guard,
             guard=guard,
             period=PROBING,
+            rest=config.probe_period,
             dialling=DialLimits(),
             discovery=discovery,
             answer_join=None if service is None else service.answer,

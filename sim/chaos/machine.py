@@ -268,7 +268,13 @@ class Process:
             neighbourhood,
             transport=self.transport,
             options=PeeringOptions(
-                access=guard, guard=guard, period=PROBING, dialling=DialLimits(), on_fault=watch.fault, log=log
+                access=guard,
+                guard=guard,
+                period=PROBING,
+                rest=config.probe_period,
+                dialling=DialLimits(),
+                on_fault=watch.fault,
+                log=log,
             ),
             coordination=coordination,
             identity=identity,

@@ -35,14 +35,17 @@ class Cable:
         cut: unreachable nodes.
         sides: side of a partition, by node; unnamed nodes share one side.
         one_way: pairs of a sender and a recipient that are cut in this direction only.
+        frames: number of frames that each node has sent.
     """
 
     def __init__(self):
         self.cut = set()
         self.sides = {}
         self.one_way = set()
+        self.frames = Counter()
 
     def arrival(self, source, target, size, now):
+        self.frames[source] += 1
         apart = self.sides.get(source) != self.sides.get(target) or (source, target) in self.one_way
         return None if apart or {source, target} & self.cut else now + LATENCY
 
@@ -101,6 +104,7 @@ class Federation:
         roles: of members, in a federation with a coordinator.
         on_fault: counts errors of the nodes; see PeeringOptions.
         period: seconds between probes; by default only suspected peers are probed.
+        rest: the same at rest.
         proven: whether links have sessions and prove the keys of their ends.
         node_options: of p2pfl.node.node.Node.
     """
@@ -117,6 +121,7 @@ class Federation:
         task="concept-shift",
         task_options=None,
         period=inf,
+        rest=0.0,
         roles=None,
         on_fault=None,
         proven=False,
@@ -130,7 +135,7 @@ class Federation:
         self.edges = edges
         self.folder = folder
         self.policy = policy
-        self.period = period
+        self.period, self.rest = period, rest
         self.roles = roles or {}
         self.on_fault = on_fault
         self.votes = {name: MemoryVotes() for name in self.names}
@@ -206,7 +211,7 @@ class Federation:
             trainer=self.trainers[name],
             settings=self.settings,
             agreed=agreed or {},
-            options=PeeringOptions(period=self.period, on_fault=self.on_fault),
+            options=PeeringOptions(period=self.period, rest=self.rest, on_fault=self.on_fault),
             coordination=self.coordination(name, policy) if self.coordinated else None,
             scores=asks_scores(policy),
             fragments=fetches_fragments(policy),

@@ -655,6 +655,8 @@ def test_status_shows_running_only_while_lock_is_held(capsys):
         ("direct=maybe", "command line: direct must be true or false, got 'maybe'"),
         ("members=-1", "command line: members must be 0 or more, got -1"),
         ("broker=host:1883", "command line: broker must be of the form mqtt://host:1883"),
+        ("probe_period=0.5", "command line: probe_period must be from 1 to 3600 seconds, got 0.5"),
+        ("probe_period=inf", "command line: probe_period must be from 1 to 3600 seconds, got inf"),
         ("status_port=99999", "command line: status_port must be from 0 to 65535, or -1 for none, got 99999"),
         (
             "status_host=0.0.0.0",

@@ -34,9 +34,12 @@ class DisturbedWorld:
     arrivals: list = field(default_factory=list)  # (time, method of the detector, name)
     log: list = field(default_factory=list)  # (time, step)
     back: list = field(default_factory=list)  # (time, name) of suspected or dead peers that were heard again
+    rest: float = 0.0  # period of a detector that rests
+    ticks: int = 0
 
     def __post_init__(self):
-        self.detector = FailureDetector(np.random.default_rng(self.seed))
+        self.detector = FailureDetector(np.random.default_rng(self.seed), rest=self.rest)
+        self.detector.resting = self.rest > 0
         for name in self.peers:
             self.detector.watch(name, self.now)
 
@@ -44,6 +47,7 @@ class DisturbedWorld:
         due = self.detector.next_tick(self.now)
         self.read(due)
         self.now = due + lag
+        self.ticks += 1
         steps = self.detector.tick(self.now)
         for step in steps:
             self.log.append((self.now, step))
@@ -113,6 +117,47 @@ def test_detector_pings_single_idle_peer_every_second_period():
     world = DisturbedWorld(peers(1))
     world.run(100)
     assert 45 <= len(world.steps_of(Ping)) <= 50
+
+
+def test_detector_at_rest_pings_idle_peers_together_and_seldom():
+    world = DisturbedWorld(peers(8), rest=30.0)
+    world.run(600)
+    pings = [time for time, step in world.log if isinstance(step, Ping)]
+    assert len(pings) == len(world.log)
+    assert 600 / 60 * 8 - 8 <= len(pings) <= 600 / 30 * 8  # between one and two rest periods for each peer
+    assert all(pings.count(time) == 8 for time in pings)
+    assert world.ticks <= 1 + 600 / 30 + len({*pings})  # once more after each ping, for its answer
+
+
+def test_detector_at_rest_pings_nobody_who_was_heard():
+    world = DisturbedWorld(peers(8), rest=30.0)
+    for _ in range(50):
+        world.tick()
+        for name in world.peers:
+            world.detector.heard(name, world.now + 29.0)
+    assert world.log == []
+
+
+def test_detector_at_rest_pings_no_more_of_many_peers_than_in_a_round():
+    world = DisturbedWorld(peers(100), rest=30.0)
+    world.run(600)
+    times = [time for time, _ in world.log]
+    assert max(times.count(time) for time in times) == 30
+    assert len(times) <= 600
+    assert {step.name for step in world.steps_of(Ping)} == set(world.peers)
+
+
+def test_end_of_rest_makes_the_next_tick_earlier():
+    world = DisturbedWorld(peers(3), rest=300.0)
+    for _ in range(4):
+        world.tick()
+    assert world.detector.next_tick(world.now) > world.now + 200
+    world.detector.resting = False
+    assert world.detector.next_tick(world.now) == world.now + 1.0
+    world.log.clear()
+    world.run(10)
+    assert 9 <= len(world.steps_of(Ping)) <= 10
+    assert world.detector.health == 1
 
 
 def test_probe_order_is_random_and_reproducible_from_seed():
@@ -275,6 +320,26 @@ def test_silent_peer_is_suspected_and_dead_within_bounds(seed, n, silent, when, 
     for name in gone:
         suspected, dead = world.time_of(Suspect, name), world.time_of(Dead, name)
         assert when <= suspected <= when + 2 * n + 4  # its turn in the next cycle, and two periods of probing
+        assert suspicion_time(n) <= dead - suspected <= suspicion_time(n) + 1
+    assert {step.name for step in world.steps_of(Suspect)} == gone
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    n=st.integers(1, 20),
+    silent=st.sets(st.integers(0, 19), min_size=1),
+    when=st.floats(0, 300),
+    rest=st.floats(20, 600),
+)
+def test_silent_peer_is_suspected_and_dead_within_bounds_at_rest(seed, n, silent, when, rest):
+    gone = {f"peer-{i % n}" for i in silent}
+    world = DisturbedWorld(peers(n), seed, rest=rest)
+    for name in gone:
+        world.peers[name].dies = when
+    world.run(when + 2 * rest + 20)
+    for name in gone:
+        suspected, dead = world.time_of(Suspect, name), world.time_of(Dead, name)
+        assert when <= suspected <= when + 2 * rest + 4
         assert suspicion_time(n) <= dead - suspected <= suspicion_time(n) + 1
     assert {step.name for step in world.steps_of(Suspect)} == gone
 

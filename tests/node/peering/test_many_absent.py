@@ -47,7 +47,9 @@ class Node:
 
     def __init__(self, count, transport, limits=LIMITS):
         self.transport, self.changes = transport, 0
-        options = SimpleNamespace(period=inf, dialling=limits, guard=None, access=None, discovery=None, answer_join=None)
+        options = SimpleNamespace(
+            period=inf, rest=0.0, dialling=limits, guard=None, access=None, discovery=None, answer_join=None
+        )
         config = SimpleNamespace(
             name="alice",
             key=b"\xff" * 32,

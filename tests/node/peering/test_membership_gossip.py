@@ -101,7 +101,7 @@ def test_repeated_hellos_get_entries_once_in_five_seconds():
 
 def test_end_of_link_ends_repetition_of_entries():
     async def main():
-        options = SimpleNamespace(period=inf)
+        options = SimpleNamespace(period=inf, rest=0.0)
         config = SimpleNamespace(
             name="alice",
             public_info={},
