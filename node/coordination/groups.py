@@ -48,7 +48,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from hashlib import sha256
-from math import ceil, inf
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -263,6 +263,9 @@ class Groups:
     def credible_round(self) -> int:
         return max(self._peering.round, self._newest())
 
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._peering.later(seconds, callback)
+
     async def _ask(self, mean: GroupMean, term: Term) -> Assignment | None:
         """Send the group's mean to the coordinator, again after a lost link; return its answer, None without one."""
         peering, loop = self._peering, asyncio.get_running_loop()
@@ -338,8 +341,7 @@ class _SummerBackend:
         self._groups = groups
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        if seconds < inf:
-            asyncio.get_running_loop().call_later(seconds, callback)
+        self._groups.later(seconds, callback)
 
     def known_participants(self) -> AbstractSet[str]:
         return self._groups.expected()

@@ -22,7 +22,6 @@ from asyncio import Future
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from math import inf
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -530,8 +529,7 @@ class MessageCoordinatorBackend:
         self._sums = sums
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        if seconds < inf:
-            asyncio.get_running_loop().call_later(seconds, callback)
+        self._peering.later(seconds, callback)
 
     def known_participants(self) -> AbstractSet[str]:
         peering = self._peering

@@ -114,6 +114,7 @@ class PeerManager(PeerTable):
 
     async def close(self) -> None:
         """Tell all peers that this node leaves, and close their links."""
+        self._closed = True
         for peer in self.introduced_peers():
             self.tell(peer, m.Bye(self.round, leaving=True))
         for task in list(self._running):

@@ -333,6 +333,7 @@ class PeerTable:
         self._hurry = asyncio.Event()  # set while the node does not rest
         self._group: TaskGroup
         self._running: set[Task[None]] = set()
+        self._closed = False
 
     # Peers
 
@@ -496,6 +497,16 @@ class PeerTable:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call `callback` after `seconds`, unless the node has ended; never for inf."""
+
+        def call() -> None:
+            if not self._closed:
+                callback()
+
+        if seconds < inf:
+            asyncio.get_running_loop().call_later(seconds, call)
 
     def end(self, error: Exception, name: str) -> None:
         """End the node with an error."""

@@ -353,6 +353,27 @@ def test_submission_of_a_member_that_is_revoked_before_the_step_does_not_count(k
         assert not federation.nodes[name].exchange.rejected["malformed"]
 
 
+@pytest.mark.parametrize("who", ["summer", "coordinator"])
+def test_round_of_a_node_that_has_ended_is_not_closed(who):
+    """An error in a callback of the loop would end the test."""
+
+    async def test(federation):
+        federation.start()
+        await federation.round("h", 1)
+        leader = federation.nodes["h"].exchange.election.coordinator
+        summer = group_of("h", summers(committee_electorate(federation.log), leader, 2))
+        gone = leader if who == "coordinator" else summer
+        federation.trainers[gone].speed = Speed(3.0)
+        await federation.round("h", 2)
+        await asyncio.sleep(2)  # others have submitted to it
+        await federation.kill(gone)
+        federation.cable.cut.add(gone)
+        await federation.done(*(set(NAMES) - {gone}))
+        await asyncio.sleep(2 * federation.settings.deadline)
+
+    play(GroupedFederation, test, rounds=4)
+
+
 def test_coordinator_waits_for_the_same_members_while_it_has_no_lease():
     async def test(federation):
         federation.start()
