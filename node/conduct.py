@@ -535,7 +535,8 @@ class EquivocationWatch:
 
     def spread(self) -> None:
         """Count the proofs against peers, and send them over links that have not carried them; forget former members."""
-        for name in [name for name in self.conduct.penalties if name not in self._peering.peers]:
+        present = self._peering.peers.keys() | self._peering.released.keys()
+        for name in [name for name in self.conduct.penalties if name not in present]:
             self.conduct.forget(name)
         if not self.conduct.proofs:
             return

@@ -51,7 +51,7 @@ from p2pfl.privacy import PrivacyPlan, PrivacyTracker
 from p2pfl.queries import Evaluate, Split
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Task, batch_size_of
-from p2pfl.topologies.schedules import NamedSchedule
+from p2pfl.topologies.schedules import GraphByRound
 
 SPLITS: tuple[Split, ...] = ("validation", "test")
 
@@ -116,7 +116,7 @@ class Node:
         initial: Parameters | None = None,
         resume_after: int = 0,
         end: End = End(),  # noqa: B008 (it is frozen)
-        rounds: NamedSchedule | None = None,
+        rounds: GraphByRound | None = None,
         privacy: PrivacyPlan | None = None,
         ledger: PrivacyLedger | None = None,
     ) -> None:
@@ -173,6 +173,7 @@ class Node:
             oldest=inf if settings.mode == "synchronous" else settings.max_staleness,
             rounds=rounds,
         )
+        self._graph = rounds
         self.me.observers = self.peers.observers = observers
         self.me.pauses = settings.mode == "asynchronous"
         self._saved: Checkpoint | None = None
@@ -319,6 +320,8 @@ class Node:
             if following != me.round + 1:
                 for observer in self._observers:
                     observer.skipped(self, me.round, following)
+        if self._graph is not None:
+            await self._graph.enter(following)
         finished = me.round
         me.begin_round(following)
         self.peers.begin_round()

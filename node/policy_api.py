@@ -37,7 +37,7 @@ from p2pfl.robust.candidates import cap_samples
 from p2pfl.robust.clipping import AssignmentLimits, MedianClip, factor_of, move_towards, ratio_of
 from p2pfl.robust.registry import CLIPPING, NONE, Robust, make_rule, split_robust
 from p2pfl.robust.selection import ClipLoss
-from p2pfl.topologies.schedules import NamedSchedule
+from p2pfl.topologies.schedules import GraphByRound
 from p2pfl.update_rules import Rule
 
 U = TypeVar("U", Update, Fragment)
@@ -322,7 +322,7 @@ class NodePeers:
         asks_scores: bool = False,
         fetches_fragments: bool = False,
         oldest: float = inf,
-        rounds: NamedSchedule | None = None,
+        rounds: GraphByRound | None = None,
     ) -> None:
         self._me = me
         self._rounds = rounds

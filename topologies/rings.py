@@ -42,6 +42,7 @@ What must never be:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from struct import Struct
@@ -55,6 +56,7 @@ Id = TypeVar("Id", int, str)
 DEGREE = 8  # by default
 MOST = 64  # greatest degree
 LABEL = b"p2pfl rings 1\0"
+KEPT = 4  # rounds whose rings are kept
 _places = Struct(">4Q")  # of four rings, from one hash
 
 
@@ -106,6 +108,9 @@ class Rings(Generic[Id]):
 
     def __init__(self, seed: int, degree: int, tokens: Mapping[Id, bytes], round: int = 0) -> None:
         self._hashes = _Hashes(seed, degree, round)
+        self._place(tokens)
+
+    def _place(self, tokens: Mapping[Id, bytes]) -> None:
         self._tokens: dict[Id, bytes] = dict(tokens)
         places = {id: self._hashes.places(token) for id, token in tokens.items()}
         self._rings: list[list[tuple[int, Id]]] = [
@@ -115,6 +120,9 @@ class Rings(Generic[Id]):
     def change(self, tokens: Mapping[Id, bytes]) -> None:
         """Replace the members: those that are new, gone, or have another token lose or get their places."""
         if tokens == self._tokens:
+            return
+        if not self._tokens:
+            self._place(tokens)
             return
         for id in [id for id, token in self._tokens.items() if tokens.get(id) != token]:
             self._remove(id)
@@ -180,3 +188,54 @@ def neighbours_in(orders: Ints, number: int) -> list[int]:
     rows = np.arange(len(orders))
     around = {*orders[rows, at - 1].tolist(), *orders[rows, (at + 1) % orders.shape[1]].tolist()}
     return sorted(around - {number})
+
+
+class RingRule:
+    """Neighbours of named members by the rule `rings` or `changing-rings`, as each member computes them from its own log.
+
+    Args:
+        seed: of the federation.
+        changing: whether each round has rings of its own.
+        degree: maximum number of neighbours of a member in a round; even, from 2 to 64.
+
+    Raises:
+        ValueError: the degree is invalid.
+    """
+
+    def __init__(self, seed: int, changing: bool, degree: int = DEGREE) -> None:
+        self.changing, self.degree = changing, degree
+        self._seed = seed
+        self._tokens: Mapping[str, bytes] = {}
+        self._rings: Rings[str] = Rings(seed, degree, {})
+        self._names: list[str] = []  # sorted, for rings that change
+        self._orders: OrderedDict[int, Ints] = OrderedDict()  # of the latest rounds
+
+    def change(self, tokens: Mapping[str, bytes]) -> None:
+        """Replace the members by those with the given tokens, 32 bytes each."""
+        if not self.changing:
+            self._rings.change(tokens)
+        elif tokens != self._tokens:
+            self._orders.clear()
+            self._tokens = dict(tokens)
+            self._names = sorted(tokens)
+
+    def neighbours(self, name: str, round: int) -> set[str]:
+        """Return the neighbours of a member in a round, from 1; none of a name that has no place."""
+        if not self.changing:
+            return self._rings.neighbours(name)
+        at = bisect_left(self._names, name)
+        if self._names[at : at + 1] != [name]:
+            return set()
+        return {self._names[k] for k in neighbours_in(self._order(round), at)}
+
+    def row(self, name: str, round: int) -> Mapping[str, float]:
+        """Return the neighbours of a member in a round, sorted, and the weights of their models; see `changing_rings`."""
+        return dict.fromkeys(sorted(self.neighbours(name, round)), 1 / (self.degree + 1))
+
+    def _order(self, round: int) -> Ints:
+        if round not in self._orders:
+            tokens = map(self._tokens.__getitem__, self._names)
+            self._orders[round] = ring_orders(self._seed, self.degree, tokens, round)
+            while len(self._orders) > KEPT:
+                self._orders.popitem(last=False)
+        return self._orders[round]

@@ -45,7 +45,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -513,6 +513,16 @@ def make_schedule(name: str, n: int, seed: int, **options: Any) -> GraphSchedule
     return schedule
 
 
+class GraphByRound(Protocol):
+    """Graph of each round, as a running node sees it."""
+
+    def row(self, name: str, round: int) -> Mapping[str, float]:
+        """Return the sources of a node in a round, sorted, and the weights of their models."""
+
+    async def enter(self, round: int) -> None:
+        """Prepare what the node needs to fetch in a round."""
+
+
 class NamedSchedule:
     """Graphs by round of named nodes, whose numbers are their places in the order of their names.
 
@@ -545,6 +555,9 @@ class NamedSchedule:
             return {}
         sources, weights = self.schedule.row(round, place)
         return {self.names[k]: weight for k, weight in zip(sources.tolist(), weights.tolist(), strict=True)}
+
+    async def enter(self, round: int) -> None:
+        """Do nothing: the links of all rounds are there."""
 
 
 def all_sources(schedule: GraphSchedule, rounds: int) -> tuple[Ints, Ints]:

@@ -55,8 +55,9 @@ def _add_create(federations: Any) -> None:
     )
     settings.add_argument(
         "--topology", metavar="NAME",
-        help="rule by which members compute from whom they fetch in each round, such as base-k; --set topology.degree=2 sets"
-        " an option of it (default: every member fetches from every other)",
+        help="rule by which members compute from whom they fetch: rings or changing-rings for many members, or one with"
+        " another graph in each round, such as base-k; --set topology.degree=2 sets an option of it (default: every member"
+        " fetches from every other, for up to about 50 members)",
     )  # fmt: skip
     add_changes(
         settings,
@@ -213,7 +214,8 @@ def _create(options: argparse.Namespace) -> int:
     ready = loading.LoadedNode(options.folder, own, None, None, changes)
     task = loading.task_of(ready)
     policy = loading.policy_of(ready)
-    check_policy(policy, bool(topology))
+    check_policy(policy, agreement.changes(topology))
+    agreement.check_rings(topology, isinstance(policy, Coordinated))
     if own.privacy.epsilon:
         check_private_policy(own.privacy, policy, own.rounds)
         task.check_private()
@@ -228,6 +230,8 @@ def _create(options: argparse.Namespace) -> int:
         f"the {'' if passphrase is None else 'encrypted '}admission key is in {options.folder}, and its backup is"
         f" {options.backup}: keep the backup off this machine"
     )
+    if note := agreement.many_note(tables, own.members):
+        text += f"\nnote: {note}"
     if own.members == 1:
         text += "\nmembers is 1: a node begins to learn without the others; created with --set members=N, it waits for N"
     answer = {"federation": federation.name, "id": federation.id.hex(), "member": own.name, "backup": str(options.backup)}

@@ -145,7 +145,7 @@ def _add_revoke(commands: Any) -> None:
 
 
 def _invite(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import invitations
+    from p2pfl.node.federation import invitations, membership_changes
     from p2pfl.node.runtime import invite
 
     if not options.minutes > 0:
@@ -170,6 +170,8 @@ def _invite(options: argparse.Namespace) -> int:
             " can join",
             file=sys.stderr,
         )
+        if note := membership_changes.many_note(options.folder, 1):
+            print(f"note: {note}", file=sys.stderr)
     token = invitation.encode()
     answer = {"token": token, "name": options.name, "role": options.role, "addresses": addresses}
     print_answer(options, token, answer | {"federation": invitation.name, "expires": invitation.expires})
@@ -253,6 +255,8 @@ def _admit(options: argparse.Namespace) -> int:
         passphrase=unlock(options),
         reuse_name=options.reuse_name,
     )
+    if note := membership_changes.many_note(options.folder):
+        print(f"note: {note}", file=sys.stderr)
     text = f"admitted {name}; on its machine, run: p2pfl-node join FOLDER {options.out}"
     print_answer(options, text, {"name": name, "role": role, "admission": str(options.out)})
     return 0

@@ -24,6 +24,7 @@ from p2pfl.protocols.membership.committee import LEAST, MOST
 from p2pfl.robust.registry import NONE, describe_robust
 from p2pfl.task import Task
 from p2pfl.task_specs import check_shared
+from p2pfl.topologies.rings import RingRule
 from p2pfl.topologies.schedules import SCHEDULES, GraphSchedule
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ class Agreement(SharedSettings, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         edges: pairs of names that may exchange models; "all" lets every member exchange with every other.
-        topology: a rule of p2pfl.topologies.schedules with its options, by which members compute from whom they fetch in
-            each round; empty for none.
+        topology: a rule with its options, by which members compute from whom they fetch: `rings`, or one of
+            p2pfl.topologies.schedules with another graph in each round; empty for none.
         model: what the tasks of all members must make.
         greatest_epsilon, greatest_delta: the privacy budget that each member must have at least for its samples; an epsilon
             of 0 demands none. Members cannot check it of each other.
@@ -404,9 +405,61 @@ def check_topology(topology: Mapping[str, Any], edges: Edges = "all") -> None:
             " the hypercube then, and takes any number",
             "topology.name",
         )
+    if name in RINGS:
+        ring_rule(topology, 0)
+        return
     if name not in SCHEDULES:
-        raise unknown("topology", name, [each for each in SCHEDULES if each != "hypercube"])
+        raise unknown("topology", name, ["rings", *(each for each in SCHEDULES if each != "hypercube")])
     graphs_of(topology, 0, 2)
+
+
+RINGS = {"rings": False, "changing-rings": True}
+"""Rules with links to few members, and whether each round has others."""
+MANY = 50  # members beyond which a complete graph costs each of them much
+
+
+def changes(topology: Mapping[str, Any]) -> bool:
+    """Return whether a federation's topology has another graph in each round."""
+    return bool(topology) and RINGS.get(topology["name"], True)
+
+
+def ring_rule(topology: Mapping[str, Any], seed: int) -> RingRule | None:
+    """Return the rule by which a member computes its neighbours; None if the topology is no rings.
+
+    Raises:
+        ConfigurationError: it has an option that does not exist, or an invalid one.
+    """
+    if not topology or topology["name"] not in RINGS:
+        return None
+    name, options = split_name("topology", topology)
+    rule: RingRule = build("topology", RingRule, options, seed=seed, changing=RINGS[name])
+    return rule
+
+
+def check_rings(topology: Mapping[str, Any], coordinated: bool) -> None:
+    """Raise ConfigurationError if a federation with rings has a coordinated policy, whose models go to the coordinator."""
+    if coordinated and topology and topology["name"] in RINGS:
+        raise ConfigurationError(
+            f"a coordinated policy submits its models to the coordinator, so {topology['name']} has no effect on it; leave"
+            " the topology out (with committee = 7 members have links with few others)",
+            "policy",
+            "topology",
+        )
+
+
+def many_note(tables: Mapping[str, Any], members: int) -> str:
+    """Return what to choose for a federation of so many members in which all have links with all; "" otherwise.
+
+    Args:
+        tables: the agreement.
+    """
+    bounded = tables.get("topology", {}).get("name") in RINGS or tables.get("edges") != "all" or tables.get("committee")
+    if members <= MANY or bounded:
+        return ""
+    return (
+        f"each of {members:,} members has links with all others, which is for up to about {MANY}; for more, create the"
+        " federation with --topology rings or changing-rings, or with --set committee=7 if its policy has a coordinator"
+    )
 
 
 def graphs_of(topology: Mapping[str, Any], seed: int, members: int) -> GraphSchedule:
@@ -445,7 +498,9 @@ def terms(
     graph = "everyone with everyone" if edges == "all" else f"{len(edges)} edges ({_hash(repr(sorted(edges)))})"
     if topology:
         options = ", ".join(f"{key} = {value!r}" for key, value in sorted(topology.items()) if key != "name")
-        graph = f"another graph in each round: {topology['name']}{f' ({options})' if options else ''}"
+        rule = f"{topology['name']}{f' ({options})' if options else ''}"
+        kind = "neighbours by rule" if topology["name"] in RINGS else "another graph in each round"
+        graph = f"{kind}: {rule}"
     coordinated = {} if timing is None else _coordination_settings(timing, settings)
     collected = "models or fragments fetched from peers" if fragments else "fetched from peers"
     return {

@@ -92,7 +92,8 @@ def policy_of(setup: LoadedNode) -> Policy:
             check_coordinated(own)
         check_policy(own, policy)
         if setup.agreement is not None:
-            check_topology(policy, bool(setup.agreement.topology))
+            check_topology(policy, agreement.changes(setup.agreement.topology))
+            agreement.check_rings(setup.agreement.topology, isinstance(policy, Coordinated))
             agreement.check_committee(setup.agreement, isinstance(policy, Coordinated))
             agreement.check_groups(setup.agreement, needs_only_mean(policy))
     return policy

@@ -36,7 +36,7 @@ from msgspec.structs import replace
 from p2pfl._util.atomic_files import PRIVATE_FOLDER, is_folder_locked, lock_folder, replace_file
 from p2pfl._util.disk import PRIVATE, SYSTEM
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation import membership_file
+from p2pfl.node.federation import agreement, membership_file
 from p2pfl.node.federation.agreement import Approve, approve_all, check_agreement
 from p2pfl.node.federation.membership_file import (
     ADMISSION,
@@ -197,6 +197,12 @@ def describe(folder: Path) -> dict[str, Any]:
         "members": members,
         "agreed": {key: value for key, value in tables.items() if key != "name"},
     }
+
+
+def many_note(folder: Path, newcomers: int = 0) -> str:
+    """Return what to choose for a federation as large as a node's with some newcomers; see agreement.many_note."""
+    membership = member_of(folder)
+    return agreement.many_note(membership.file.tables, len(membership.members) + newcomers)
 
 
 class Left(NamedTuple):

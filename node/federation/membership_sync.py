@@ -16,9 +16,10 @@ from functools import partial
 from p2pfl._util.atomic_files import DiskErrorReporter
 from p2pfl._util.event_log import EventLogger
 from p2pfl.node.coordination.election_runner import ElectionRunner, committee_electorate
-from p2pfl.node.federation.agreement import graphs_of, neighbours
+from p2pfl.node.federation.agreement import graphs_of, neighbours, ring_rule
 from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.membership_file import MEMBERSHIP, MembershipFile, check_member, describe_fork
+from p2pfl.node.federation.rule_links import RuleLinks
 from p2pfl.node.log import LOG
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peering_config import Member
@@ -108,13 +109,22 @@ class MembershipSync:
 
     def _process_entries(self) -> None:
         """Apply new entries of the log, pass them on to the peers, and schedule their writing."""
-        peering, membership_version = self._peering, self._membership.membership_version
         self._grown.set()
         self._neighbourhood.update()
-        now = self._neighbourhood.members()
+        self.follow()
+        self._peering.forget_released()
+        if self._election is not None:
+            self._election.change(self._neighbourhood.electorate())
+        before, self._keys = self._keys, {member.key for member in self._membership.members.values()}
+        self._peering.gossip.spread(urgent=not before <= self._keys)
+
+    def follow(self) -> None:
+        """Make the peers those members that concern this node now."""
+        peering, membership_version = self._peering, self._membership.membership_version
+        now, links = self._neighbourhood.members(), self._neighbourhood.links
         for name, peer in list(peering.peers.items()):
             if name not in now and self._membership.member(name) is not None and not self._membership.refusal(peer.key):
-                peering.remove(name, "not a neighbour")
+                peering.release(name)
             elif name not in now or now[name].key != peer.key:
                 peering.remove(name, "revoked")
                 self._log.info(
@@ -125,7 +135,7 @@ class MembershipSync:
                 )
         for name, member in now.items():
             if name not in peering.peers:
-                if member.key not in self._keys:  # otherwise a change of the committee has made it a neighbour
+                if member.key not in self._keys:  # otherwise a rule or a change of the committee has made it a neighbour
                     self._log.info(
                         f"{name} is a new member (membership version {membership_version})",
                         kind="member-added",
@@ -133,10 +143,8 @@ class MembershipSync:
                         membership_version=membership_version,
                     )
                 peering.add(name, member, self._neighbourhood.may_learn_from(name))
-        if self._election is not None:
-            self._election.change(self._neighbourhood.electorate())
-        before, self._keys = self._keys, {member.key for member in self._membership.members.values()}
-        peering.gossip.spread(urgent=not before <= self._keys)
+            if links is not None:
+                peering.set_way(name, dialled=name in links.dialled(), source=self._neighbourhood.may_learn_from(name))
 
 
 class Neighbourhood:
@@ -152,6 +160,7 @@ class Neighbourhood:
         rounds: the graph of each round, if the federation has a topology with one for each. Its nodes are the members
             that are no observers. This node connects to all of them: with each member that comes or goes, nearly all
             graphs change, and links that are there need not be made for a round.
+        links: the links by the rule, if the federation has rings. Observers have places, too; nobody fetches from them.
     """
 
     def __init__(self, ready: LoadedNode, addresses: Sequence[str], coordinated: bool = False) -> None:
@@ -166,11 +175,19 @@ class Neighbourhood:
         self._coordinated = coordinated
         agreed = ready.agreement
         self.rounds: NamedSchedule | None = None
-        if agreed.topology:
+        self._names: dict[bytes, str] = {}  # of all members by key, once they are needed
+        self.links: RuleLinks | None = None
+        if (rule := ring_rule(agreed.topology, agreed.seed)) is not None:
+            rule.change(self._log.added)
+            self.links = RuleLinks(rule, self._name)
+        elif agreed.topology:
             self.rounds = NamedSchedule(partial(graphs_of, agreed.topology, agreed.seed), self._learning())
 
     def update(self) -> None:
-        """Compute the graphs of the rounds from the members that the log has now."""
+        """Compute the neighbours by a rule from the members that the log has now."""
+        self._names = {}
+        if self.links is not None:
+            self.links.rule.change(self._log.added)
         if self.rounds is not None:
             self.rounds.change(self._learning())
 
@@ -189,6 +206,8 @@ class Neighbourhood:
     def _near(self) -> set[str]:
         """Return the names of the members with which this node may exchange messages."""
         everyone, epochs = self._log.members, self._log.committees.epochs
+        if self.links is not None:
+            return self.links.names(asyncio.get_running_loop().time()) & everyone.keys()
         if not self._coordinated:
             return neighbours(self._edges, self._name, everyone)
         leaders = {name for epoch in epochs for name in epoch.members if name in everyone}
@@ -210,8 +229,27 @@ class Neighbourhood:
 
     def may_learn_from(self, name: str) -> bool:
         """Return whether this node may learn from a member's models; it may not for observers."""
-        near = name in neighbours(self._edges, self._name, self._log.members)
+        if self.links is not None:
+            near = name in self.links.sources()
+        else:
+            near = name in neighbours(self._edges, self._name, self._log.members)
         return near and self._log.members[name].role != "observer"
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the graph of the members that exchange models is incomplete."""
+        return self._edges != "all" or self.links is not None
+
+    @property
+    def knows_graph(self) -> bool:
+        """Whether all members know with whom each has links, in all rounds."""
+        return self._edges != "all" or (self.links is not None and not self.links.rule.changing)
+
+    def name_of(self, key: bytes) -> str | None:
+        """Return the name of the member with a key; None if there is none."""
+        if not self._names:
+            self._names = {member.key: name for name, member in self._log.members.items()}
+        return self._names.get(key)
 
     def askers(self) -> set[str] | None:
         """Return the names of the nodes that may fetch from this node, members or not; None for all."""
@@ -221,6 +259,8 @@ class Neighbourhood:
 
     def around(self, name: str) -> set[str]:
         """Return the members with which a member exchanges models, and so has links."""
+        if self.links is not None:
+            return self.links.rule.neighbours(name, self.links.round) & self._log.members.keys()
         if self._edges == "all":
             return set(self._log.members) - {name}
         if self._links is None:

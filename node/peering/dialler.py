@@ -112,6 +112,9 @@ class Dialler:
                 self._away.pop(peer.name, None)
                 peer.trouble.clear()
                 await self._wait_for_trouble(peer)
+            if not (peer.dialled or peer.introduced):
+                await self._until(peer, lambda: peer.dialled or peer.introduced, None)
+                continue
             if guard is not None and (seconds := guard.seconds_left(peer.key)):
                 await asyncio.sleep(seconds)
             if peer.introduced and (table.is_suspected(peer) or not self._could_be_direct(peer)):
@@ -161,7 +164,7 @@ class Dialler:
         since = self._away.setdefault(peer.name, now)
         return min(self._limits.longest, max(LONGEST_PAUSE, (now - since) / PATIENT, len(self._away) / self._limits.rate))
 
-    async def _until(self, peer: Peer, condition: Callable[[], bool], seconds: float) -> bool:
+    async def _until(self, peer: Peer, condition: Callable[[], bool], seconds: float | None) -> bool:
         """Wait until news of a peer make `condition` true. Return False if that took longer than `seconds`."""
         try:
             async with asyncio.timeout(seconds):

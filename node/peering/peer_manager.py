@@ -51,7 +51,7 @@ from weakref import WeakSet
 from p2pfl.node.peering.control_messages import IncarnationCheck, Introducer, MembershipGossip, Prober
 from p2pfl.node.peering.dialler import Dialler
 from p2pfl.node.peering.peering_config import JoinReply, Member, PeeringConfig
-from p2pfl.node.peering.peers import NEW, Peer, PeerEvents, PeerTable
+from p2pfl.node.peering.peers import MOST_ADDRESSES, NEW, Peer, PeerEvents, PeerTable
 from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m
@@ -72,6 +72,7 @@ class PeerManager(PeerTable):
         broker: the current problem of the broker; "" if there is none.
         listening: set once peers can dial this node.
         on_listening: called then.
+        on_unknown: called with the key of a member that is no peer and sends a frame over a link of its own; it may add it.
         introducer: introduces this node over new links.
         gossip: exchanges entries of the membership log.
     """
@@ -84,7 +85,9 @@ class PeerManager(PeerTable):
         self.on_listening: list[Callable[[], None]] = []
         self.gossip = MembershipGossip(config.options.access, self, RandomStreams(config.seed, config.name))
         self.introducer = Introducer(config, self, self.gossip)
+        self.on_unknown: Callable[[bytes], None] | None = None
         self._options = config.options
+        self._book: dict[bytes, dict[str, str]] = {}  # addresses of members that are no peers, and their sources
         self._prober = Prober(self)
         self._dialler = Dialler(config, self, self.introducer)
         self._incarnations = IncarnationCheck(config, self)
@@ -134,7 +137,10 @@ class PeerManager(PeerTable):
         if name in self.peers:
             self.remove(name, "has another key now")
         self.verifier.admit(name, member.key)
+        self.released.pop(name, None)
         peer = Peer(name, member)
+        for address, reported_by in self._book.pop(member.key, {}).items():
+            peer.hint(address, reported_by)
         self.peers = dict(sorted([*self.peers.items(), (name, peer)]))
         self._names[member.key] = name
         if source:
@@ -142,18 +148,49 @@ class PeerManager(PeerTable):
         self.view.suspect(name, NEW)
         self._dialler.keep(peer)
 
-    def remove(self, name: str, reason: str) -> None:
-        """Disconnect a former member, and drop its pending messages. It first receives the entry that removes it."""
+    def set_way(self, name: str, *, dialled: bool, source: bool) -> None:
+        """Set whether this node dials a peer that is not connected; let it learn from the peer if that is a source now."""
+        peer = self.peers[name]
+        if source and name not in self.view.neighbours:
+            self.view.add(name)
+        if peer.dialled != dialled:
+            peer.dialled = dialled
+            peer.news.set()
+
+    def release(self, name: str) -> None:
+        """Let the link with a member go, which may be a peer again. What it has done and its addresses are not forgotten."""
+        peer = self.peers[name]
+        self.remove(name, "", for_now=True)
+        self.released[name] = peer.key
+        self._book[peer.key] = {address: source for address, source in peer.addresses.items() if source != "node.toml"}
+
+    def forget_released(self) -> None:
+        """Forget those that are no members any more among the members that were peers, or whose addresses are known."""
+        access = self._options.access
+        if access is None:
+            return
+        for name in [name for name, key in self.released.items() if access.refusal(key)]:
+            del self.released[name]
+            self.view.left_out.pop(name, None)
+        self._book = {key: known for key, known in self._book.items() if not access.refusal(key)}
+
+    def remove(self, name: str, reason: str, for_now: bool = False) -> None:
+        """Disconnect a former member, and drop its pending messages. It first receives the entry that removes it.
+
+        Args:
+            for_now: whether it is a member and may be a peer again; see `release`.
+        """
         if self.peers[name].introduced:  # before the link is closed, so that it learns why
             self.gossip.send(self.peers[name])
         peer = self.peers.pop(name)
         self._names.pop(peer.key, None)
-        self.view.remove(name)
+        self.view.remove(name, for_now)
         self.detector.unwatch(name)
         self.verifier.expel(peer.key)
         self._dialler.forget(peer)
         if peer.link is not None:
-            self.rejected[reason] += 1
+            if not for_now:
+                self.rejected[reason] += 1
             peer.link.close()
             peer.link = None
         self.transport.expel(peer.key)  # it may have other links than the one in use
@@ -168,6 +205,12 @@ class PeerManager(PeerTable):
         """Record an address at which a member may be reachable."""
         if (peer := self.with_key(key)) is not None:
             self._dialler.found(peer, address, source)
+        elif self._options.access is not None and not self._options.access.refusal(key):
+            known = self._book.setdefault(key, {})
+            known.pop(address, None)
+            known[address] = source
+            if len(known) > MOST_ADDRESSES:
+                del known[next(iter(known))]
 
     def hinted(self, key: bytes) -> None:
         """Probe a member that may be gone."""
@@ -188,6 +231,8 @@ class PeerManager(PeerTable):
                 self.serve(link, self._answer_newcomer(link, self._ask(link, frame)), f"{self.name}: answer to a newcomer")
                 return
             self._expect_member(link)
+            if self.on_unknown is not None and link.key is not None and self.with_key(link.key) is None:
+                self.on_unknown(link.key)
             opened = self.verifier.open(frame, link.session, link.key, link.payload_digest, link.version)
             peer = self.peers[opened.sender]
             peer.bytes_in += len(frame)

@@ -85,6 +85,7 @@ class Peer:
         addresses: possible addresses and their sources. They are only hints: a peer proves its key when it is dialled.
         proven: the addresses at which it was reached; the latest is at the end.
         untried: whether there is an address that has not been dialled yet.
+        dialled: whether this node dials it when it is not connected.
         link: the link over which it was introduced; None while it is not connected.
         progress: progress of the link at the last check.
         incarnation: number of its starts.
@@ -120,6 +121,7 @@ class Peer:
         self.addresses: dict[str, str] = dict.fromkeys(member.addresses, "node.toml")
         self.proven: dict[str, None] = {}
         self.untried = True
+        self.dialled = True
         self.link: Link | None = None
         self.progress = 0
         self.incarnation = 0
@@ -226,15 +228,21 @@ class PeerView:
         return tuple(id for id in ids if (at := bisect_left(known, id)) < len(known) and known[at] == id)
 
     def add(self, id: str) -> None:
-        """Add a peer."""
-        self.neighbours = tuple(sorted({*self.neighbours, id}))
-        self._update()
+        """Add a peer, unless it is left out for good."""
+        if id not in self.left_out:
+            self.neighbours = tuple(sorted({*self.neighbours, id}))
+            self._update()
 
-    def remove(self, id: str) -> None:
-        """Remove a peer that is no longer a neighbour."""
+    def remove(self, id: str, for_now: bool = False) -> None:
+        """Remove a peer that is no longer a neighbour.
+
+        Args:
+            for_now: whether it may be a neighbour again, and stays left out if it is.
+        """
         self.neighbours = tuple(known for known in self.neighbours if known != id)
         self.suspected.pop(id, None)
-        self.left_out.pop(id, None)
+        if not for_now:
+            self.left_out.pop(id, None)
         self._update()
 
     def leave_out(self, id: str, reason: str) -> None:
@@ -307,6 +315,7 @@ class PeerTable:
         traffic: counts sent and received frames and bytes.
         rejected: counts refused or lost frames by cause.
         numbers: generates the numbers of requests.
+        released: members that were peers and may be again, with their keys.
     """
 
     def __init__(self, config: PeeringConfig, events: PeerEvents) -> None:
@@ -325,6 +334,7 @@ class PeerTable:
         self.traffic = Traffic()
         self.rejected: Counter[str] = Counter()
         self.numbers = count(1)
+        self.released: dict[str, bytes] = {}
         self.signer = config.signer
         self._names = {peer.key: peer.name for peer in self.peers.values()}
         self._events = events

@@ -33,6 +33,7 @@ from p2pfl.node.federation.invitations import open_service
 from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.membership_file import describe_fork
 from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
+from p2pfl.node.federation.rule_links import LinkKeeper
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.incarnation import last_published
 from p2pfl.node.node import Node
@@ -48,7 +49,7 @@ from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Task, batch_size_of, samples_of
-from p2pfl.topologies.schedules import NamedSchedule
+from p2pfl.topologies.schedules import GraphByRound
 from p2pfl.tracking.tracker import Tracking, factories
 
 TRACK = "track"  # folder of the trackers' files
@@ -77,7 +78,7 @@ class _Connected(NamedTuple):
     exchange: MessageExchange
     connectivity: Connectivity | None = None
     members: MembershipSync | None = None
-    rounds: NamedSchedule | None = None
+    rounds: GraphByRound | None = None
     tokens_unanswered: str = ""  # why a node with an admission key cannot answer tokens
 
 
@@ -156,7 +157,8 @@ class Assembly:
             follow_forks(ready.membership, status_observer)
         about: dict[str, Any] = {"task": config.task["name"], "policy": config.policy["name"]}
         if ready.agreement is not None and ready.membership is not None:
-            sparse = ready.agreement.edges != "all" and not self._coordinated
+            rings = agreement.ring_rule(ready.agreement.topology, 0) is not None
+            sparse = (ready.agreement.edges != "all" or rings) and not self._coordinated
             about["federation"], about["federation_id"] = ready.agreement.name, ready.membership.federation.hex()
             about["topology"] = "sparse" if sparse else "complete"
             if ready.agreement.greatest_epsilon:
@@ -280,6 +282,8 @@ class Assembly:
             log=self._log,
         )
         neighbourhood = Neighbourhood(ready, connectivity.addresses, self._coordinated)
+        if neighbourhood.links is not None:
+            neighbourhood.links.enter(1 + last_published(ready.folder / folders.PUBLISHED, log=self._log))
         service, unanswered = open_service(ready.folder, membership, config.passphrase_file, self._log)
         options = PeeringOptions(
             access=guard,
@@ -301,13 +305,18 @@ class Assembly:
             **self._learning(incarnation),
         )
         election, key = exchange.election, self._identity.public
-        return _Connected(
-            exchange,
-            connectivity,
-            MembershipSync(ready, key, neighbourhood, exchange.peering, election, log=self._log),
-            neighbourhood.rounds,
-            unanswered,
-        )
+        sync = MembershipSync(ready, key, neighbourhood, exchange.peering, election, log=self._log)
+        rounds: GraphByRound | None = neighbourhood.rounds
+        if neighbourhood.links is not None:
+            keeper = LinkKeeper(
+                neighbourhood.links,
+                exchange.peering,
+                name_of=neighbourhood.name_of,
+                follow=sync.follow,
+                deadline=config.deadline,
+            )
+            rounds = keeper if neighbourhood.links.rule.changing else None
+        return _Connected(exchange, connectivity, sync, rounds, unanswered)
 
     def _election(self, membership: Membership, electorate: Electorate, incarnation: int) -> ElectionRunner:
         config = self._config
@@ -398,9 +407,9 @@ def member_exchange(
         sources=[name for name in peers if neighbourhood.may_learn_from(name)],
         askers=neighbourhood.askers() if coordination is not None else None,
         observer=config.name in membership.members and membership.members[config.name].role == "observer",
-        sparse=agreed.edges != "all",
-        known=neighbourhood.known if neighbourhood.outside_committee else None,
-        around=neighbourhood.around if agreed.edges != "all" and coordination is None else None,
+        sparse=neighbourhood.sparse,
+        known=neighbourhood.known if neighbourhood.outside_committee or neighbourhood.links is not None else None,
+        around=neighbourhood.around if neighbourhood.knows_graph and coordination is None else None,
     )
     return message_exchange(
         config.name,

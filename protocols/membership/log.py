@@ -51,6 +51,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple, NoReturn
 
 import msgspec
@@ -138,6 +139,7 @@ class Membership:
         self._hand_overs: list[int] = []  # membership versions of the hand-overs
         self._names: set[str] = set()  # names of all current and former members
         self._log: list[bytes] = []  # encoded signed entries
+        self._added: dict[str, bytes] = {}  # by member: hash of the signed entry that added it
         self._last = _NONE
         self._verifiers: dict[bytes, Verifier] = {}  # verifiers of admission keys
         if entries:
@@ -163,6 +165,11 @@ class Membership:
         if self._sorted is None:
             self._sorted = dict(sorted(self._members.items()))
         return self._sorted
+
+    @property
+    def added(self) -> Mapping[str, bytes]:
+        """SHA-256 of the signed entry that added each member, by name. Another key of a member does not change it."""
+        return MappingProxyType(self._added)
 
     def member(self, name: str) -> Member | None:
         """Return the member with a name, or None."""
@@ -404,6 +411,10 @@ class Membership:
                 raise ProtocolError("membership", problem)
         else:
             self._apply(entry)
+            if entry.action == "add":
+                self._added[entry.name] = link.hash
+            elif entry.action == "remove":
+                del self._added[entry.name]
         self._log.append(link.encoded)
         self._last = link.hash
 

@@ -53,6 +53,7 @@ from p2pfl.protocols.transports.tls_link import TlsLink
 from p2pfl.protocols.wire import messages
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened, parse_carried, parse_receipts, read_proof
 from p2pfl.protocols.wire.payload import decode_extras
+from p2pfl.topologies.rings import RingRule
 from tests.conformance import wire_project_committee, wire_project_coordination, wire_project_sums
 from tests.conformance.wire_keys import BY_KEY, KEYS, SEEDS
 from tests.conformance.wire_models import more_text
@@ -132,7 +133,15 @@ def check_agreed(given):
     settings = Settings(**{key: getattr(agreement, key) for key in Settings.__struct_fields__ if hasattr(agreement, key)})
     timing = TIMING if given.get("coordinated") else None
     fragments = given.get("fragments", False)
-    agreed = terms(layout, settings, agreement.model.initial, agreement.edges, timing, fragments=fragments)
+    agreed = terms(
+        layout,
+        settings,
+        agreement.model.initial,
+        agreement.edges,
+        timing,
+        fragments=fragments,
+        topology=agreement.topology,
+    )
     agreed |= describe_demand(agreement) | describe_committee(agreement, timing) | describe_groups(agreement)
     return {"agreed": agreed | describe("task", agreement.task) | describe("policy", agreement.policy)}
 
@@ -145,6 +154,12 @@ def check_introduction(given):
 
 def check_committee(given):
     return wire_project_committee.committee_of(log_of(given))
+
+
+def check_rings(given):
+    rule = RingRule(given["seed"], given["round"] > 0, given["degree"])
+    rule.change(log_of(given).added)
+    return {"neighbours": {name: sorted(rule.neighbours(name, given["round"])) for name in log_of(given).members}}
 
 
 def check_log(given):

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from tests.conformance import wire_committee, wire_coordination, wire_models, wire_sums
+from tests.conformance import wire_committee, wire_coordination, wire_models, wire_rings, wire_sums
 from tests.conformance.wire_committee import KEYS_OF_COMMITTEE, Committees, committee_of
 from tests.conformance.wire_types import (
     B16,
@@ -114,6 +114,10 @@ def check_agreed(given):
     edges, synchronous = file["edges"], file["mode"] == "synchronous"
     pairs = sorted(tuple(pair) for pair in edges) if edges != "all" else []
     topology = "everyone with everyone" if edges == "all" else f"{len(pairs)} edges ({short_hash(repr(pairs))})"
+    if rule := file.get("topology"):
+        options = ", ".join(f"{key} = {rule[key]!r}" for key in sorted(rule) if key != "name")
+        kind = "neighbours by rule" if rule["name"] in ("rings", "changing-rings") else "another graph in each round"
+        topology = f"{kind}: {rule['name']}" + (f" ({options})" if options else "")
     codec = file.get("codec", {"name": "float32"})
     few = ", fewer where peers are quick" if file["adaptive"] else ""
     layout = check_layout(given)
@@ -303,6 +307,10 @@ def log_of(given, entries="log"):
 
 def check_committee(given):
     return committee_of(log_of(given))
+
+
+def check_rings(given):
+    return wire_rings.rings_of(log_of(given), given)
 
 
 def check_log(given):
@@ -971,6 +979,7 @@ def check_terms(given):
 
 CHECKS = {
     "committee": check_committee,
+    "rings": check_rings,
     "layout": check_layout,
     "federation file": check_federation_file,
     "agreed": check_agreed,

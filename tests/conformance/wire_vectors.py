@@ -80,6 +80,7 @@ from tests.conformance.wire_vectors_models import (
     quantised_vectors,
     update_vectors,
 )
+from tests.conformance.wire_vectors_rings import ring_vectors_of_logs
 from tests.conformance.wire_vectors_sums import WRONG_SUM_MESSAGES, sum_messages, sum_vectors_of_members
 from tests.support.weak_keys import NOT_CANONICAL, SMALL_ORDER, TWINS, forged
 
@@ -1348,6 +1349,19 @@ def committee_vectors() -> Vectors:
     return v
 
 
+def ring_vectors() -> Vectors:
+    v = Vectors("Neighbours by the rules of federations with many members.")
+    ring_vectors_of_logs(v)
+    for name, topology in (
+        ("rings", {"name": "rings"}),
+        ("changing rings", {"name": "changing-rings", "degree": 6}),
+        ("another graph in each round", {"name": "base-k", "degree": 2}),
+    ):
+        given = {"text": federation(topology=topology).data.decode(), "trained": 8, "tensors": TENSORS}
+        v.good(f"a federation with {name}", "agreed", **given)
+    return v
+
+
 def division_vectors(v):
     """Divisions, and the acceptance of parts."""
     base = {"tensors": SHAPES, "seed": 7}
@@ -1586,6 +1600,7 @@ MAKERS: dict[str, Callable[[], Vectors]] = {
     "fragments": fragment_vectors,
     "secure_sums": secure_sum_vectors,
     "committee": committee_vectors,
+    "rings": ring_vectors,
 }
 
 

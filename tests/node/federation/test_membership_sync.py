@@ -32,6 +32,8 @@ class Peers:
     def remove(self, name, reason):
         del self.peers[name]
 
+    def forget_released(self): ...
+
     def add(self, name, member, source=True):
         self.peers[name] = member
 

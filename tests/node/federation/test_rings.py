@@ -1,0 +1,438 @@
+"""Federations with rings: members that come and go on virtual time, links by round, guests, and what is refused."""
+
+import asyncio
+from hashlib import sha256
+from math import sqrt
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.cli.main import main
+from p2pfl.node.exchange.base import NeighbourRoles
+from p2pfl.node.exchange.message_exchange import message_exchange
+from p2pfl.node.federation import agreement, loading
+from p2pfl.node.federation.agreement import MANY, check_topology
+from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
+from p2pfl.node.federation.rule_links import GUEST_SECONDS, GUESTS, RECENT, LinkKeeper, RuleLinks
+from p2pfl.node.folder import config
+from p2pfl.node.node import Node
+from p2pfl.node.peering.peering_config import DialLimits, Guard, PeeringOptions
+from p2pfl.node.settings import Settings
+from p2pfl.policies.dac import Dac
+from p2pfl.policies.random import Random
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.federation_file import Federation as FederationFile
+from p2pfl.protocols.membership.log import Membership
+from p2pfl.protocols.transports.handshake import ENTRIES_LIMIT
+from p2pfl.protocols.transports.in_process import MemoryTransport
+from p2pfl.sim.simulation.clock import run
+from p2pfl.topologies.rings import RingRule
+from tests.support.federation import Federation
+from tests.support.logs import log_to
+
+TASK = 'task = {name = "concept-shift"}\npolicy = {name = "random"}\n'
+ADMISSION = Identity.from_seed(bytes(32))
+FILE = FederationFile.sign({"name": "test", "rounds": 6}, ADMISSION)
+KEYS = [Identity.from_seed(bytes([k % 256, k // 256]) + bytes(30)).public for k in range(1, 1200)]
+
+
+def log_of(names, file=FILE):
+    log = Membership(file)
+    for k, name in enumerate(names):
+        log.append(ADMISSION, "add", name, KEYS[k])
+    return log
+
+
+# Members on virtual time
+
+
+class ProvingTransport(MemoryTransport):
+    """Transport whose dialler shows a member that does not know it the entries of its log, as it does within TLS."""
+
+    def __init__(self, federation, name):
+        super().__init__(federation.network, name)
+        self.federation = federation
+
+    async def dial(self, address, key, joining=False):
+        link = await super().dial(address, key, joining)
+        own, other = (self.federation.logs[name] for name in (self.name, address.removeprefix("memory:")))
+        if other.refusal(self.federation.keys[self.name].public) == "stranger":
+            other.extend(own.after(other.membership_version, ENTRIES_LIMIT))
+        return link
+
+
+class Ringed(Federation):
+    """Federation whose members each have a copy of the log, and the peers that their rule gives them."""
+
+    def __init__(self, names, topology, later=(), **options):
+        super().__init__(names, period=1.0, proven=True, **options)
+        self.topology = topology
+        self.log = Membership(FILE)
+        for name in self.names:
+            if name not in later:
+                self.log.append(ADMISSION, "add", name, self.keys[name].public)
+        self.logs, self.around, self.graphs, self.syncs = {}, {}, {}, {}
+
+    def exchange(self, name, task=None, agreed=None):
+        self.incarnations[name] += 1
+        self.policies[name] = self.policy()
+        log = self.logs[name] = self.log.copy()
+        ready = SimpleNamespace(
+            membership=log,
+            agreement=SimpleNamespace(edges="all", topology=self.topology, seed=self.settings.seed),
+            config=SimpleNamespace(name=name, addresses={other: f"memory:{other}" for other in self.names}),
+            folder=Path("nowhere"),
+        )
+        around = self.around[name] = Neighbourhood(ready, ())
+        guard, members = Guard(log, asyncio.get_running_loop().time), around.members()
+        exchange = message_exchange(
+            name,
+            NeighbourRoles(
+                members=members,
+                sources=[other for other in members if around.may_learn_from(other)],
+                sparse=around.sparse,
+                known=around.known,
+                around=around.around if around.knows_graph else None,
+            ),
+            identity=self.keys[name],
+            transport=ProvingTransport(self, name),
+            incarnation=self.incarnations[name],
+            generation=self.incarnations[name],
+            federation=FILE.id,
+            task=self.tasks[name],
+            trainer=self.trainers[name],
+            settings=self.settings,
+            agreed={},
+            topology=self.topology,
+            options=PeeringOptions(
+                access=guard, guard=guard, period=1.0, dialling=DialLimits(), log=log_to(self.said[name])
+            ),
+        )
+        sync = MembershipSync(ready, self.keys[name].public, around, exchange.peering, log=log_to(self.said[name]))
+        self.syncs[name] = sync
+        keeper = LinkKeeper(
+            around.links,
+            exchange.peering,
+            name_of=around.name_of,
+            follow=sync.follow,
+            deadline=self.settings.deadline,
+        )
+        self.graphs[name] = keeper if around.links.rule.changing else None
+        return exchange
+
+    def make(self, name, **options):
+        exchange = self.exchange(name)
+        return Node(
+            name,
+            self.names,
+            task=self.tasks[name],
+            policy=self.policies[name],
+            trainer=self.trainers[name],
+            exchange=exchange,
+            settings=self.settings,
+            observers=[self.watch[name]],
+            rounds=self.graphs[name],
+        )
+
+    def connected(self, name):
+        return {peer.name for peer in self.nodes[name].exchange.peering.introduced_peers()}
+
+    def neighbours(self, name):
+        return self.around[name].links.neighbours()
+
+    async def until(self, condition):
+        while not condition():
+            await asyncio.sleep(0.1)
+
+
+def ringed(test, names, topology, later=(), **options):
+    """Run `test(federation)` on virtual time."""
+
+    async def main():
+        federation = Ringed(names, topology, later, **options)
+        async with asyncio.timeout(2000):  # virtual seconds
+            await test(federation)
+
+    run(main())
+
+
+def expected(federation, name):
+    """Return a member's neighbours by its own log."""
+    rule = RingRule(federation.settings.seed, False, 8)
+    rule.change(federation.logs[name].added)
+    return rule.neighbours(name, 1)
+
+
+NAMES = [f"n{k:03d}" for k in range(64)]
+
+
+@pytest.mark.slow
+def test_members_form_learn_take_a_newcomer_and_drop_a_revoked_one():
+    settings = Settings(rounds=12, deadline=20.0, members=60)
+    new, gone = NAMES[-1], NAMES[7]
+
+    async def test(federation):
+        present = NAMES[:-1]
+        federation.start(*present)
+        await federation.until(lambda: all(federation.neighbours(name) <= federation.connected(name) for name in present))
+        await federation.round(NAMES[0], 2)
+        federation.log = federation.logs[NAMES[0]]
+        federation.log.append(ADMISSION, "add", new, federation.keys[new].public)
+        federation.start(new)
+        newcomer = federation.neighbours(new)
+        assert 2 <= len(newcomer) <= 8
+        await federation.until(lambda: newcomer <= federation.connected(new))
+        await federation.until(lambda: all(new in federation.connected(name) for name in newcomer))
+        await federation.round(new, federation.nodes[NAMES[0]].round + 2)
+        federation.logs[NAMES[0]].append(ADMISSION, "remove", gone, federation.keys[gone].public)
+        rest = [name for name in NAMES if name != gone]
+        await federation.until(lambda: all(gone not in federation.nodes[name].exchange.peers for name in rest))
+        await federation.kill(gone)
+        await federation.done(*rest)
+        for name in rest:
+            assert len(federation.nodes[name].exchange.peers) <= 8 + GUESTS
+            assert federation.neighbours(name) == expected(federation, name)
+            assert gone not in federation.neighbours(name)
+            assert any(federation.partners(name, round) for round in federation.watch[name].weights)
+        assert federation.partners(new, max(federation.watch[new].weights)) <= federation.neighbours(new)
+
+    ringed(test, NAMES, {"name": "rings", "degree": 8}, later=[new], settings=settings, policy=Random)
+
+
+@pytest.mark.slow
+def test_links_of_changing_rings_are_made_for_a_round_and_let_go():
+    """Each member learns with its neighbours of the round, and never holds the links of more than a few rounds."""
+    settings = Settings(rounds=10, deadline=20.0, members=40)
+
+    async def test(federation):
+        federation.start()
+        most = 0
+        while not all(task.done() for task in federation.running.values()):
+            most = max(most, *(len(node.exchange.peers) for node in federation.nodes.values()))
+            await asyncio.sleep(0.25)
+        await federation.done()
+        assert most <= 5 * 4 + GUESTS  # rounds t - 2 to t + 1, and one of members ahead
+        served = whole = 0
+        for name in federation.names:
+            met = set()
+            for round in range(1, 11):
+                allowed = federation.around[name].links.rule.neighbours(name, round)
+                partners = federation.partners(name, round)
+                assert partners <= allowed
+                met |= partners
+                served, whole = served + len(partners), whole + len(allowed)
+            assert len(met) > 12
+            rejected = federation.nodes[name].exchange.rejected
+            assert not rejected["not a neighbour"]
+        assert served > 0.95 * whole
+
+    ringed(test, NAMES[:40], {"name": "changing-rings", "degree": 4}, settings=settings, policy=Everyone)
+
+
+class Everyone(Random):
+    """Policy that fetches from all neighbours of the round."""
+
+    def __init__(self):
+        super().__init__(neighbours=64)
+
+
+@pytest.mark.slow
+def test_member_that_returns_after_rounds_is_a_guest_and_catches_up():
+    settings = Settings(rounds=30, deadline=10.0, members=10)
+
+    async def test(federation):
+        federation.start()
+        await federation.round("n003", 3)
+        await federation.kill("n003")
+        await federation.round("n000", 14)
+        federation.start("n003")  # it has lost its disk, and begins with the links of round 1
+        await federation.done()
+        assert federation.watch["n003"].skips[0][1] > 10
+        rounds = federation.watch["n003"].weights
+        assert any(federation.partners("n003", round) for round in rounds if round > 14)
+
+    ringed(test, NAMES[:20], {"name": "changing-rings", "degree": 4}, settings=settings, policy=Random)
+
+
+@pytest.mark.slow
+def test_member_that_is_no_neighbour_is_a_guest_for_a_time():
+    """It may come because it knows another log. It is no source, and learns the entries that it lacks."""
+    settings = Settings(rounds=60, deadline=10.0, members=10)
+
+    async def test(federation):
+        federation.start()
+        names = federation.names
+        await federation.until(lambda: all(federation.neighbours(name) == federation.connected(name) for name in names))
+        host = "n000"
+        guest = next(name for name in names[1:] if name not in federation.neighbours(host))
+        peering = federation.nodes[guest].exchange.peering
+        now = asyncio.get_running_loop().time()
+        federation.around[guest].links.receive(host, now)
+        federation.syncs[guest].follow()
+        peering.set_way(host, dialled=True, source=False)
+        await federation.until(lambda: host in federation.connected(guest) and guest in federation.connected(host))
+        assert guest not in federation.nodes[host].exchange.view.neighbours
+        peering.release(host)  # otherwise it would come again and again
+        await federation.until(lambda: guest not in federation.nodes[host].exchange.peers)
+        assert 19 < asyncio.get_running_loop().time() - now < 25
+        assert federation.connected(host) == federation.neighbours(host)
+        await federation.done()
+
+    ringed(test, NAMES[:10], {"name": "rings", "degree": 2}, settings=settings, policy=Random)
+
+
+@pytest.mark.slow
+def test_dac_selects_among_the_candidates_of_the_round():
+    settings = Settings(rounds=6, deadline=20.0, members=20)
+
+    async def test(federation):
+        federation.start()
+        await federation.done()
+        for name in federation.names:
+            for round in range(1, 7):
+                assert federation.partners(name, round) <= federation.around[name].links.rule.neighbours(name, round)
+
+    ringed(test, NAMES[:20], {"name": "changing-rings", "degree": 6}, settings=settings, policy=Dac)
+
+
+# Whom a member has links with
+
+
+def links(changing=True, count=200, degree=8):
+    rule = RingRule(0, changing, degree)
+    rule.change({f"m{k:03d}": sha256(b"%d" % k).digest() for k in range(count)})
+    return RuleLinks(rule, "m007")
+
+
+def test_links_are_those_of_this_round_the_next_one_and_two_before():
+    found = links()
+    for round in range(2, 6):
+        found.enter(round)
+    around = {round: found.rule.neighbours("m007", round) for round in range(1, 8)}
+    assert found.dialled() == around[5] | around[6]
+    assert found.names(0.0) == around[3] | around[4] | around[5] | around[6]
+    found.enter(40)
+    assert found.names(0.0) == found.dialled()
+
+
+def test_links_of_recent_rounds_are_few():
+    found = links(degree=64, count=3000)
+    for round in range(2, 6):
+        found.enter(round)
+    assert len(found.sources()) <= len(found.dialled()) + RECENT
+    assert len(found.sources()) > 128
+
+
+def test_links_of_rings_that_stay_do_not_follow_the_round():
+    found = links(changing=False)
+    before = found.names(0.0)
+    found.enter(9)
+    assert found.names(0.0) == before == found.dialled() == found.neighbours()
+
+
+def test_guests_are_few_and_leave():
+    found = links()
+    strangers = [f"m{k:03d}" for k in range(100, 200) if f"m{k:03d}" not in found.dialled()]
+    assert [found.receive(name, 0.0) for name in strangers[: GUESTS + 2]] == [True] * GUESTS + [False] * 2
+    assert found.receive(strangers[0], 0.0)  # it is there
+    assert set(strangers[:GUESTS]) <= found.names(GUEST_SECONDS - 1)
+    assert not found.sources() & set(strangers[:GUESTS])
+    assert not found.names(GUEST_SECONDS + 1) & set(strangers[:GUESTS])
+    assert found.receive(strangers[GUESTS], GUEST_SECONDS + 1)
+
+
+# The log
+
+
+def test_place_comes_with_the_admission_and_stays_with_a_new_key():
+    log = log_of(["a", "b", "c"])
+    before = dict(log.added)
+    assert sorted(before) == ["a", "b", "c"]
+    assert len(set(before.values())) == 3
+    log.append(ADMISSION, "replace", "b", KEYS[10])
+    assert log.added == before
+    log.append(ADMISSION, "remove", "b", KEYS[10])
+    assert sorted(log.added) == ["a", "c"]
+    log.append(ADMISSION, "add", "b", KEYS[11])
+    assert log.added["b"] != before["b"]
+    assert Membership(FILE, log.encode()).added == log.copy().added == log.added
+
+
+def test_member_that_tries_a_thousand_keys_gets_neighbours_by_chance():
+    """Mallory is admitted and revoked with key after key, and hopes to be a neighbour of n000, as k of n - 1 members are."""
+    log = log_of(NAMES[:60])
+    rule, hits = RingRule(0, False, 8), 0
+    for k in range(1000):
+        log.append(ADMISSION, "add", "mallory", KEYS[100 + k])
+        rule.change(log.added)
+        hits += "n000" in rule.neighbours("mallory", 1)
+        log.append(ADMISSION, "remove", "mallory", KEYS[100 + k])
+    chance = 8 / 60
+    assert 0 < hits < 1000 * chance + 4 * sqrt(1000 * chance)
+
+
+def test_newcomer_cannot_compute_its_place_before_it_is_admitted():
+    """The token covers the signature of the admission key, so two keys sign the same entry to other places."""
+    other = Identity.from_seed(bytes([9]) * 32)
+    tokens = []
+    for admission in (ADMISSION, other):
+        log = Membership(FederationFile.sign({"name": "test", "rounds": 6}, admission))
+        log.append(admission, "add", "a", KEYS[0])
+        tokens.append(log.added["a"])
+    assert tokens[0] != tokens[1]
+
+
+# What is agreed
+
+
+@pytest.fixture
+def alice(tmp_path):
+    """The folder of a node without a federation."""
+    folder = tmp_path / "alice"
+    config.create(folder, "alice", "127.0.0.1:0")
+    (folder / config.CONFIG).write_text(f'name = "alice"\nlisten = "127.0.0.1:0"\n{TASK}')
+    return folder
+
+
+@pytest.mark.slow
+def test_command_creates_a_federation_with_rings(alice, capsys, tmp_path):
+    create = ["federation", "create", str(alice), "--backup", str(tmp_path / "key")]
+    for arguments, words in (
+        (["--topology", "rings", "--set", "topology.degree=7"], "degree must be an even number from 2 to 64"),
+        (["--topology", "rings", "--edge", "alice-bob"], "a topology or edges, not both"),
+        (["--topology", "rings", "--set", "topology.k=2"], "topology.degree"),
+        (["--topology", "rings", "--set", "topology.seed=2"], "topology.seed"),
+        (["--topology", "rings", "--set", 'policy={name="coordinated-fedavg"}'], "leave the topology out"),
+        (["--topology", "changing-rings", "--set", 'policy={name="dpfl"}'], "needs a topology that never changes"),
+    ):
+        assert main([*create, *arguments]) == 2, arguments
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
+    assert main([*create, "--topology", "rings", "--set", "topology.degree=6", "--set", "members=90"]) == 0
+    assert "note" not in capsys.readouterr().out
+    ready = loading.load(alice)
+    assert ready.agreement.topology == {"name": "rings", "degree": 6}
+    layout = loading.task_of(ready).layout
+    terms = agreement.terms(layout, ready.config, "", topology=ready.agreement.topology)
+    assert terms["system topology"] == "no server; neighbours by rule: rings (degree = 6)"
+
+
+@pytest.mark.slow
+def test_complete_federation_of_many_members_is_told_what_to_choose(alice, capsys, tmp_path):
+    create = ["federation", "create", str(alice), "--backup", str(tmp_path / "key")]
+    assert main([*create, "--set", f"members={MANY + 1}"]) == 0
+    assert "for up to about 50; for more, create the federation with --topology rings" in capsys.readouterr().out
+    tables = {"edges": "all"}
+    assert agreement.many_note(tables, MANY) == ""
+    assert "each of 51 members has links with all others" in agreement.many_note(tables, MANY + 1)
+    for bounded in ({"topology": {"name": "changing-rings"}}, {"committee": 7}, {"edges": [["a", "b"]]}):
+        assert agreement.many_note(tables | bounded, 1000) == ""
+    assert agreement.many_note(tables | {"topology": {"name": "base-k"}}, 1000)  # it has links with all
+
+
+def test_rings_are_among_the_names_of_a_refusal():
+    with pytest.raises(ConfigurationError, match="did you mean 'rings'"):
+        check_topology({"name": "ringz"})
