@@ -160,8 +160,8 @@ class PeerManager(PeerTable):
     def release(self, name: str) -> None:
         """Let the link with a member go, which may be a peer again. What it has done and its addresses are not forgotten."""
         peer = self.peers[name]
+        self.released[name] = peer.key  # first, because what is known of others than these and the peers is forgotten
         self.remove(name, "", for_now=True)
-        self.released[name] = peer.key
         self._book[peer.key] = {address: source for address, source in peer.addresses.items() if source != "node.toml"}
 
     def forget_released(self) -> None:

@@ -47,6 +47,7 @@ class Watcher:
         self.world, self.name, self.round = world, name, 1
         self.key = key_of(name).public
         self.view = SimpleNamespace(leave_out=None)
+        self.released = {}
         self.peers = {other: SimpleNamespace(name=other, key=key_of(other).public, link=Link()) for other in sorted(around)}
         keys = {other: peer.key for other, peer in self.peers.items()}
         self.verifier = FrameVerifier(keys, self.key, FEDERATION, 1000)

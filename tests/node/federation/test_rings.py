@@ -66,9 +66,9 @@ class ProvingTransport(MemoryTransport):
 class Ringed(Federation):
     """Federation whose members each have a copy of the log, and the peers that their rule gives them."""
 
-    def __init__(self, names, topology, later=(), **options):
+    def __init__(self, names, topology, later=(), reported=False, **options):
         super().__init__(names, period=1.0, proven=True, **options)
-        self.topology = topology
+        self.topology, self.reported = topology, reported
         self.log = Membership(FILE)
         for name in self.names:
             if name not in later:
@@ -82,7 +82,9 @@ class Ringed(Federation):
         ready = SimpleNamespace(
             membership=log,
             agreement=SimpleNamespace(edges="all", topology=self.topology, seed=self.settings.seed),
-            config=SimpleNamespace(name=name, addresses={other: f"memory:{other}" for other in self.names}),
+            config=SimpleNamespace(
+                name=name, addresses={} if self.reported else {other: f"memory:{other}" for other in self.names}
+            ),
             folder=Path("nowhere"),
         )
         around = self.around[name] = Neighbourhood(ready, ())
@@ -119,6 +121,8 @@ class Ringed(Federation):
             follow=sync.follow,
             deadline=self.settings.deadline,
         )
+        for other in self.names if self.reported else ():
+            exchange.peering.found(self.keys[other].public, f"memory:{other}", "mdns")
         self.graphs[name] = keeper if around.links.rule.changing else None
         return exchange
 
@@ -236,6 +240,38 @@ class Everyone(Random):
 
     def __init__(self):
         super().__init__(neighbours=64)
+
+
+@pytest.mark.slow
+def test_addresses_and_conduct_of_members_are_kept_while_they_are_no_peers():
+    """All addresses are reported once, at the start, when most members are no peers."""
+    settings = Settings(rounds=24, deadline=20.0, members=10)
+
+    async def test(federation):
+        federation.start()
+        await federation.round("n000", 2)
+        exchange = federation.nodes["n000"].exchange
+        bad = next(iter(federation.neighbours("n000")))
+        exchange.conduct.distrust = 1
+        exchange.conduct.penalise(bad, "refused models")
+        assert bad in exchange.view.left_out
+        await federation.until(lambda: bad not in exchange.peers)
+        await federation.until(lambda: bad in exchange.peers)
+        assert bad in exchange.view.left_out
+        assert bad not in exchange.view.neighbours
+        assert exchange.conduct.score(bad) == 1
+        await federation.until(lambda: bad not in exchange.peers)
+        assert bad in exchange.peering.released
+        federation.logs["n000"].append(ADMISSION, "remove", bad, federation.keys[bad].public)
+        assert bad not in {*exchange.peering.released, *exchange.view.left_out}
+        await federation.kill(bad)
+        rest = [name for name in federation.names if name != bad]
+        await federation.done(*rest)
+        for name in rest:  # all links were made to addresses that were reported before
+            assert all(federation.partners(name, round) for round in range(2, settings.rounds + 1))
+        assert bad not in set().union(*(federation.partners("n000", round) for round in range(4, settings.rounds + 1)))
+
+    ringed(test, NAMES[:16], {"name": "changing-rings", "degree": 2}, reported=True, settings=settings, policy=Everyone)
 
 
 @pytest.mark.slow
