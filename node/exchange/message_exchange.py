@@ -54,7 +54,7 @@ from functools import partial
 from hashlib import sha256
 from math import inf, nan
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from p2pfl._util.binding import split_name
 from p2pfl.compression.codecs import Differential, make_codec
@@ -62,8 +62,6 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.fragments import Fragments
 from p2pfl.node.conduct import Conduct, EquivocationWatch
 from p2pfl.node.coordination.election_runner import Elected, ElectionRunner
-from p2pfl.node.coordination.secure_rounds import OpenedRounds, SecureSums
-from p2pfl.node.coordination.submissions import Coordination, CoordinationRoles, make_coordination_roles
 from p2pfl.node.exchange.base import Detached, ExchangeConfig, ExchangeHost, NeighbourRoles
 from p2pfl.node.exchange.model_encoding import ModelEncoder, NormLimit, Outbox, Publisher
 from p2pfl.node.exchange.model_transfer import LossClient, LossFunction, LossServer, ModelClient, ModelServer, PeerRequests
@@ -79,13 +77,17 @@ from p2pfl.policy import Assignment, Extras, Fragment, Stage, Submission, Update
 from p2pfl.privacy import PrivacyPlan
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.secure_sums import Secret
 from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner, FrameVerifier, Opened, Payload
 from p2pfl.protocols.wire.payload import EXTRAS_LIMIT
 from p2pfl.queries import Loss
 from p2pfl.task import Task
+
+if TYPE_CHECKING:  # a node without a coordinator does not load them
+    from p2pfl.node.coordination.secure_rounds import OpenedRounds, SecureSums
+    from p2pfl.node.coordination.submissions import Coordination, CoordinationRoles
+    from p2pfl.protocols.secure_sums import Secret
 
 LARGEST_FRAME = 2**32 - 1  # bytes; a frame's length and its payload's have 4 bytes
 GONE_AFTER = 3  # unanswered probes after which a node that has finished no longer waits for a peer
@@ -170,6 +172,8 @@ class MessageExchange:
         )
         self.coordination: CoordinationRoles | None = None
         if coordination is not None:
+            from p2pfl.node.coordination.submissions import make_coordination_roles
+
             coordination.election.connect(partial(_send_in_election, self.peering), self._elected, self._connected)
             newest, check = participants.common_round, self.limit.check
             self.coordination = make_coordination_roles(
@@ -507,9 +511,12 @@ def message_exchange(
         fragments=fragments,
     )
     loss = _loss(task, trainer) if scores else None
-    secure = settings.secure_sums and coordination is not None
-    kept = opened or OpenedRounds()
-    sums = SecureSums(identity, federation, settings.secure_threshold, kept, secrets, options.log, plan) if secure else None
+    sums = None
+    if settings.secure_sums and coordination is not None:
+        from p2pfl.node.coordination.secure_rounds import OpenedRounds, SecureSums
+
+        kept = opened or OpenedRounds()
+        sums = SecureSums(identity, federation, settings.secure_threshold, kept, secrets, options.log, plan)
     return MessageExchange(config, encoder or encoder_of(task, settings), loss, coordination, sums)
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from secrets import randbits
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.machine import amount, free_memory
@@ -23,8 +23,6 @@ from p2pfl.errors import ConfigurationError, name_source
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.connectivity import Connectivity, Supervisor
 from p2pfl.node.coordination.election_runner import Bound, ElectionRunner, FileVotes, MemoryVotes, VoteSigner, timing_of
-from p2pfl.node.coordination.secure_rounds import SavedOpenedRounds
-from p2pfl.node.coordination.submissions import Coordination
 from p2pfl.node.exchange.base import NeighbourRoles
 from p2pfl.node.exchange.message_exchange import MessageExchange, federation_id, max_frame, message_exchange
 from p2pfl.node.federation import agreement, loading
@@ -51,6 +49,10 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Task, batch_size_of, samples_of
 from p2pfl.topologies.schedules import GraphByRound
 from p2pfl.tracking.tracker import Tracking, factories
+
+if TYPE_CHECKING:  # a node without a coordinator does not load them
+    from p2pfl.node.coordination.secure_rounds import OpenedRounds
+    from p2pfl.node.coordination.submissions import Coordination
 
 TRACK = "track"  # folder of the trackers' files
 PROBING = 1.0  # seconds between probes of silent peers in a round
@@ -356,6 +358,8 @@ class Assembly:
     def _coordination(self, election: ElectionRunner) -> Coordination | None:
         if not isinstance(self._policy, Coordinated):
             return None
+        from p2pfl.node.coordination.submissions import Coordination
+
         return Coordination(election, self._policy.step, self._group_size)
 
     @property
@@ -364,7 +368,6 @@ class Assembly:
 
     def _learning(self, incarnation: int) -> dict[str, Any]:
         """Return the arguments that every exchange of this node needs."""
-        membership = self._ready.membership
         return {
             "identity": self._identity,
             "incarnation": incarnation,
@@ -379,8 +382,17 @@ class Assembly:
             else claim_of(self._config.privacy, self._ledger.plan.epsilon(self._ledger.steps), self._ledger.plan.share),
             "plan": None if self._ledger is None or not self._ledger.plan.share else self._ledger.plan,
             "fragments": fetches_fragments(self._policy),
-            "opened": SavedOpenedRounds(self._ready.folder, b"" if membership is None else membership.federation),
+            "opened": self._opened_rounds(),
         }
+
+    def _opened_rounds(self) -> OpenedRounds | None:
+        """Return the secure sums that the node has agreed to open, in its folder; None without secure sums."""
+        if not self._config.secure_sums:
+            return None
+        from p2pfl.node.coordination.secure_rounds import SavedOpenedRounds
+
+        membership = self._ready.membership
+        return SavedOpenedRounds(self._ready.folder, b"" if membership is None else membership.federation)
 
 
 def member_exchange(

@@ -221,6 +221,8 @@ def _is_status(found: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _is_alive(pid: int) -> bool:
+    if pid == os.getpid():  # as at each start
+        return True
     import psutil
 
     with suppress(OverflowError):

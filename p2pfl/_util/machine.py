@@ -39,11 +39,14 @@ def free_memory() -> int | None:
 
     It is the minimum of the machine's free memory, the rest of each control group's limit, and the rest of `ulimit -v`.
     """
-    import psutil
-
     found = [*_cgroup_headroom(), *_ulimit_headroom()]
-    with suppress(OSError, KeyError):  # Linux without /proc
-        found.append(psutil.virtual_memory().available)
+    if available := numbers("/proc/meminfo", "MemAvailable:"):
+        found.append(available[0] * 1024)
+    else:
+        import psutil  # 1 MiB, which a node on Linux does not need
+
+        with suppress(OSError, KeyError):  # Linux without /proc
+            found.append(psutil.virtual_memory().available)
     return min(found, default=None)
 
 

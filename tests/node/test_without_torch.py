@@ -58,7 +58,10 @@ def test_node_with_given_addresses_loads_only_what_it_uses(tmp_path):
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert {"numpy", "ssl", "p2pfl.protocols.transports.tls_link", "p2pfl.learning.dense"} <= loaded
     unused = {"aiomqtt", "dp_accounting", "duckdb", "ifaddr", "importlib.metadata", "jinja2", "networkx", "pandas"}
-    unused |= {"p2pfl.protocols.discovery", "prometheus_client", "rich", "scipy", "sklearn", "zeroconf"}
+    unused |= {"p2pfl.node.coordination.submissions", "p2pfl.protocols.discovery", "p2pfl.protocols.secure_sums"}
+    unused |= {"prometheus_client", "rich", "scipy", "sklearn", "zeroconf"} | (
+        {"psutil"} if sys.platform == "linux" else set()
+    )
     assert sorted(loaded & unused) == []
 
 
