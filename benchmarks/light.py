@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -159,6 +160,8 @@ def main() -> int:
         rights = "-n" if os.geteuid() == 0 else "-Urn"
         command = 'ip link set lo up && exec "$@"'
         path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+        if missing := [program for program in ("unshare", "ip") if shutil.which(program, path=path) is None]:
+            parser.error(f"it needs {' and '.join(missing)}, which are programs of Linux")
         environment = os.environ | {INSIDE: "1", "PATH": path}
         again = ["unshare", rights, "sh", "-c", command, "sh", sys.executable, *sys.orig_argv[1:]]
         return subprocess.run(again, env=environment).returncode

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from math import isfinite
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.robust.registry import RULES
-from tests.support import forked
+from tests.support import forked, namespaces
 from tests.support.depth import deep
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,23 @@ def test_start_of_members_is_measured(tmp_path):
     assert [row["members"] for row in figures] == [30, 40]
     assert all(row["bytes"] > 180 * row["members"] for row in figures)
     assert out.count("to load the log") == 2
+
+
+@pytest.mark.slow
+def test_light_node_is_measured():
+    if missing := namespaces.why_not():
+        pytest.skip(missing)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks/light.py"), "--neighbours", "1", "--seconds", "1", "--periods", "1"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    period, *figures = (cell.split()[0] for cell in done.stdout.splitlines()[2].strip("| ").split("|"))
+    assert period == "1"
+    assert len(figures) == 6
+    assert all(float(figure.removesuffix("/s")) > 0 for figure in figures[:4])  # a second may be without a ping
 
 
 @deep
