@@ -1,7 +1,7 @@
 """Costs of membership: founding, joins, departures and revocations of many members, on virtual time.
 
     benchmarks/members.py 100                      # complete graph of 100 members
-    benchmarks/members.py 100 1000 --degree 8      # each with 8 neighbours; fails if a cost grows faster than log N
+    benchmarks/members.py 100 1000 --degree 8      # rings of degree 8; fails if a cost grows faster than log N
     benchmarks/members.py 100 300 1000 --degree 6 --rounds 8    # rounds of learning instead of events of membership
 
 Each member has its own peers, membership log and gossip as on a machine, with real frames and signatures, over links of
@@ -59,12 +59,12 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal, get_args
 
 import msgspec
-import networkx as nx
 
 from p2pfl._util.event_log import EventLogger
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes, VoteSigner
 from p2pfl.node.federation.membership_file import MEMBERSHIP, load_federation, write_federation
 from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
+from p2pfl.node.federation.rule_links import LinkKeeper
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peering_config import DialLimits, Guard, PeeringConfig, PeeringOptions
 from p2pfl.node.peering.peers import Peer, Traffic, Way
@@ -194,7 +194,7 @@ class BenchMember:
         own = self._identity = bed.identities[name]
         ready: Any = SimpleNamespace(
             membership=log,
-            agreement=SimpleNamespace(edges=bed.edges, topology=None, seed=bed.seed),
+            agreement=SimpleNamespace(edges="all", topology=bed.topology, seed=bed.seed),
             config=SimpleNamespace(name=name, addresses=bed.addresses),
             folder=Path("nowhere"),
         )
@@ -223,6 +223,9 @@ class BenchMember:
             self.peering.gossip.spread = lambda urgent=False: None  # type: ignore[method-assign]
             self.peering.gossip.send = lambda peer, pause=0.0: None  # type: ignore[method-assign]
         self.sync = MembershipSync(ready, own.public, neighbourhood, self.peering, log=QUIET)
+        if neighbourhood.links is not None:
+            name_of, follow = neighbourhood.name_of, self.sync.follow
+            LinkKeeper(neighbourhood.links, self.peering, name_of=name_of, follow=follow, deadline=10.0)
 
     def _take_part(self, own: Identity, neighbourhood: Neighbourhood, bed: Bed) -> ElectionRunner:
         """Return this member's part in elections."""
@@ -261,7 +264,7 @@ class BenchMember:
 
     @property
     def connected(self) -> bool:
-        return all(peer.introduced for peer in self.peering.peers.values())
+        return all(peer.introduced for peer in self.peering.peers.values() if peer.dialled)
 
 
 class Bed:
@@ -269,7 +272,7 @@ class Bed:
 
     Args:
         count: number of names; each is a member once it has joined.
-        degree: number of neighbours of each; None for all.
+        degree: maximum number of neighbours of each, on rings; None for a complete graph.
         committee: members of a committee that elects a coordinator; 0 for none.
     """
 
@@ -279,12 +282,10 @@ class Bed:
         streams = RandomStreams(seed, "members")
         self.identities = {name: Identity.from_seed(streams.digest(k, "key")) for k, name in enumerate(self.names)}
         self.addresses: dict[str, str] = {name: f"memory:{name}" for name in self.names}
-        self.edges: Any = "all"
-        if degree is not None:
-            graph = nx.random_regular_graph(degree, count, seed=seed)
-            self.edges = tuple((self.names[a], self.names[b]) for a, b in graph.edges)
+        self.topology = {} if degree is None else {"name": "rings", "degree": degree}
         self.admission = Identity.from_seed(streams.digest(0, "admission"))
-        self.file = Federation.sign({"name": "bed", "rounds": 10, "committee": committee}, self.admission)
+        tables = {"name": "bed", "rounds": 10, "committee": committee}  # with a nonce of its own, places would be others
+        self.file = Federation.sign(tables | {"nonce": "the same in each run"}, self.admission)
         self.links = _Latency()
         self.network = InProcessNetwork(self.links, {name: each.public for name, each in self.identities.items()})
         self.costs = Costs()
@@ -657,7 +658,7 @@ def grown(rows: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("members", type=int, nargs="+", help="sizes of the federation")
-    parser.add_argument("--degree", type=int, help="neighbours of each member; all by default")
+    parser.add_argument("--degree", type=int, help="neighbours of each member, an even number; all by default")
     parser.add_argument("--rounds", type=int, help="learn so many rounds instead")
     parser.add_argument("--committee", type=int, metavar="K", help="measure coordinators that a committee of K elects")
     parser.add_argument("--start", action="store_true", help="measure how a start loads the log of so many members")

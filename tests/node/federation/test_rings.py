@@ -34,7 +34,7 @@ from tests.support.logs import log_to
 
 TASK = 'task = {name = "concept-shift"}\npolicy = {name = "random"}\n'
 ADMISSION = Identity.from_seed(bytes(32))
-FILE = FederationFile.sign({"name": "test", "rounds": 6}, ADMISSION)
+FILE = FederationFile.sign({"name": "test", "rounds": 6, "nonce": "the same places in each run"}, ADMISSION)
 KEYS = [Identity.from_seed(bytes([k % 256, k // 256]) + bytes(30)).public for k in range(1, 1200)]
 
 
