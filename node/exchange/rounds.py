@@ -408,8 +408,8 @@ class Waiting(NamedTuple):
 class StartWait:
     """Pause of a started node until the members are there with which it begins to learn.
 
-    A node that has links with some of the members only needs as many members in the log as the federation needs, and the
-    same share of its own peers, or one that has begun.
+    A node that has links with some of the members only (by a list of edges, a rule or a committee) needs as many members in the
+    log as the federation needs, and the same share of its own peers, or one that has begun.
 
     Args:
         known: returns the number of members in the log, if the node has links with some of them only.
@@ -443,7 +443,7 @@ class StartWait:
         if extended:
             await peering.until(lambda: self._is_enough_again(members), inf)
         elif peering.round == 0:
-            await peering.until(lambda: self._is_share(members) or self._is_enough(members, inf), inf)
+            await peering.until(lambda: self._has_begun(members) or self._is_enough(self._needed(members), inf), inf)
         await peering.until(lambda: self._is_enough(self._possible(), deadline), deadline)
         self._report(None, over=True)
 
@@ -458,15 +458,19 @@ class StartWait:
         await self._peering.until(lambda: self._is_enough_again(members), inf)
         self._report(None, over=True)
 
-    def _is_share(self, needed: int) -> bool:
-        """Return whether as great a share of its peers is there as the needed members are of all that the log has.
+    def _needed(self, members: int) -> int:
+        """Return how many members must be present, this node included.
 
-        It is False for a node that has links with all of them.
+        Of a node that has links with some members only, as great a share of its peers must be there as the needed members
+        are of all that the log has.
         """
-        if self._known is None or (members := self._known()) < needed:
-            return False
-        share = (needed - 1) / max(1, members - 1)
-        return self._is_one_ahead() or len(self._peering.introduced_peers()) >= ceil(share * len(self._peering.peers))
+        if self._known is None or (known := self._known()) < members:
+            return members
+        return 1 + ceil((members - 1) / max(1, known - 1) * len(self._peering.peers))
+
+    def _has_begun(self, members: int) -> bool:
+        """Return whether a peer has begun, for a node that has links with some members only: they are enough elsewhere."""
+        return self._known is not None and self._known() >= members and self._is_one_ahead()
 
     def _is_one_ahead(self) -> bool:
         peering = self._peering

@@ -420,7 +420,7 @@ def member_exchange(
         askers=neighbourhood.askers() if coordination is not None else None,
         observer=config.name in membership.members and membership.members[config.name].role == "observer",
         sparse=neighbourhood.sparse,
-        known=neighbourhood.known if neighbourhood.outside_committee or neighbourhood.links is not None else None,
+        known=neighbourhood.known if neighbourhood.outside_committee or neighbourhood.sparse else None,
         around=neighbourhood.around if neighbourhood.knows_graph and coordination is None else None,
     )
     return message_exchange(

@@ -116,6 +116,24 @@ def test_killed_process_resumes_while_others_continue(tmp_path):
         assert all(causes.keys() <= {"link lost"} for causes in refused), refused  # a frame may be in transit at the kill
 
 
+@pytest.mark.slow
+def test_members_of_a_list_of_edges_begin_when_their_own_neighbours_are_there(tmp_path):
+    """No node has links with all members, for which the federation waits. Two of three wait for one of the last two."""
+    names = [f"node-{k}" for k in range(5)]
+    edges = list(zip(names, [*names[1:], names[0]], strict=True))
+    table = 'rounds = 3\nmembers = 5\ndeadline = 60.0\n[task]\nname = "concept-shift"\n[policy]\nname = "fedavg"\n'
+    with processes(tmp_path, names, table, edges=edges) as federation:
+        federation.start(*names[:3], torch=False)
+        for name in ("node-0", "node-2"):
+            federation.line_with(name, "waiting for members: 2 of 3")
+        assert {federation.status(name)["round"] for name in names[:3]} == {0}
+        federation.start(*names[3:], torch=False)
+        federation.wait()
+        assert [process.returncode for process in federation.running.values()] == [0] * 5
+        for name in names:
+            assert [len(row["weights"]) for row in federation.status(name)["history"]] == [3, 3, 3]
+
+
 @deep
 @pytest.mark.slow
 def test_nine_processes_on_a_changing_graph_equal_the_simulator_and_survive_a_kill(tmp_path):
