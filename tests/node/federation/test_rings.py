@@ -469,6 +469,18 @@ def test_complete_federation_of_many_members_is_told_what_to_choose(alice, capsy
     assert agreement.many_note(tables | {"topology": {"name": "base-k"}}, 1000)  # it has links with all
 
 
+@pytest.mark.slow
+def test_invitation_beyond_few_members_says_what_to_choose(alice, capsys, tmp_path, monkeypatch):
+    assert main(["federation", "create", str(alice), "--backup", str(tmp_path / "key")]) == 0
+    capsys.readouterr()
+    invite = ["invite", str(alice), "bob", "--address", "127.0.0.1:4101"]
+    assert main(invite) == 0
+    assert "note" not in capsys.readouterr().err
+    monkeypatch.setattr(agreement, "MANY", 1)
+    assert main(invite) == 0
+    assert capsys.readouterr().err.count("note: each of 2 members has links with all others") == 1
+
+
 def test_rings_are_among_the_names_of_a_refusal():
     with pytest.raises(ConfigurationError, match="did you mean 'rings'"):
         check_topology({"name": "ringz"})
