@@ -8,9 +8,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from p2pfl.node.cli.export import export
+from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.peering.peers import KINDS
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.topologies.rings import RingRule
 from tests.support.depth import deep, spread
 from tests.support.processes import processes
 from tests.support.simulated import run
@@ -132,6 +134,26 @@ def test_members_of_a_list_of_edges_begin_when_their_own_neighbours_are_there(tm
         assert [process.returncode for process in federation.running.values()] == [0] * 5
         for name in names:
             assert [len(row["weights"]) for row in federation.status(name)["history"]] == [3, 3, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rings", "changing-rings"])
+def test_processes_learn_with_their_neighbours_on_rings(tmp_path, name):
+    """Each process computes its neighbours of a round from its own log, and has links with few others."""
+    names = [f"node-{k}" for k in range(8)]
+    table = 'rounds = 6\nmembers = 8\ndeadline = 60.0\n[task]\nname = "concept-shift"\n[policy]\nname = "fedavg"\n'
+    with processes(tmp_path, names, table, topology={"name": name, "degree": 2}) as federation:
+        federation.start(torch=False)
+        federation.wait()
+        assert [process.returncode for process in federation.running.values()] == [0] * 8
+        log = load_federation(tmp_path / names[0])
+        rule = RingRule(log.file.tables["seed"], name == "changing-rings", 2)
+        rule.change(log.added)
+        for node in names:
+            state = federation.status(node)
+            assert "not a neighbour" not in state["rejected"]
+            for row in state["history"]:
+                assert set(row["weights"]) - {node} == rule.neighbours(node, row["round"])
 
 
 @deep
