@@ -408,8 +408,8 @@ class Waiting(NamedTuple):
 class StartWait:
     """Pause of a started node until the members are there with which it begins to learn.
 
-    A node that has links with some of the members only (by a list of edges, a rule or a committee) needs as many members in the
-    log as the federation needs, and the same share of its own peers, or one that has begun.
+    A node that has links with some of the members only (by a list of edges, a rule or a committee) needs as many members in
+    the log as the federation needs, and the same share of its own peers, or one that has begun.
 
     Args:
         known: returns the number of members in the log, if the node has links with some of them only.
