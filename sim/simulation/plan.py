@@ -15,10 +15,10 @@ from p2pfl._util.shared_work import sharing
 from p2pfl.central_noise import centralise, check_central, enough
 from p2pfl.cohort import IdsOfEach
 from p2pfl.compression.codecs import Codec, make_codec
-from p2pfl.correlated_noise import MOST_NODES, correlate
+from p2pfl.correlated_noise import NO_USE, check_correlated, correlate
 from p2pfl.data.partition.splits import FEW, check_separation, parts_of
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.optimizers import SGD, check_schedule
+from p2pfl.learning.optimizers import check_schedule
 from p2pfl.learning.task_stack import TaskStack, different, each, samples_of, tasks_of
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.node.exchange.model_encoding import ModelEncoder
@@ -33,7 +33,7 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.formatting import count
 from p2pfl.sim.scenario.availability import Presence
 from p2pfl.sim.scenario.devices import NodeFacts, Speed
-from p2pfl.sim.scenario.network import Links, LinkValues, Nodes, draw, link_values
+from p2pfl.sim.scenario.network import Budgets, Links, LinkValues, Nodes, draw, link_values
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.scenario.topology import (
     COMPLETE,
@@ -280,17 +280,29 @@ def plan_of_privacy(
     if not any(plan is not None and plan.privacy.correlated for plan in plans):
         return plans, notes
     own = [found for found in plans if found is not None]
-    _check_correlated(scenario, tasks, around, set(mixing))
+    if scenario.privacy.by_group or scenario.privacy.by_node:
+        raise ConfigurationError(
+            "correlated noise (privacy.correlated) needs one budget for all nodes; remove by_group and by_node",
+            "privacy.correlated",
+            "privacy",
+        )
+    check_correlated(
+        mixing,
+        tasks,
+        fixed=around.rounds is None and not around.properties["directed"],
+        nodes=len(tasks),
+        mode=scenario.mode,
+        robust=scenario.robust,
+        codec=scenario.codec["name"],
+        limited=scenario.budget != Budgets(),
+    )
     expected = [min(batch_size_of(task), task.n_samples) for task in tasks]
     ids = around.neighbours.ids
     correlated = correlate(
         own, expected, around.neighbours.names, [ids.of(k).tolist() for k in range(len(tasks))], mixing[0]
     )
     if correlated[0].mechanism.edges is None:
-        notes.append(
-            "noise of edges has no use here, so that nodes add noise of their own alone: too many of a node's neighbours may"
-            " collude (privacy.colluding), or averages with neighbours leave too much of it"
-        )
+        notes.append(NO_USE)
     return correlated, notes
 
 
@@ -340,46 +352,6 @@ def _central(scenario: Scenario, tasks: Sequence[Task], plans: Sequence[PrivacyP
                 "privacy",
             )
     return found
-
-
-def _check_correlated(scenario: Scenario, tasks: Sequence[Task], around: TopologyPlan, mixing: set[float]) -> None:
-    """Raise ConfigurationError for a run in which noise of edges would not cancel in the mean of all models."""
-    first, budget = tasks[0], scenario.budget
-    for fits, key, reason in (
-        (
-            len(mixing) == 1 and 0 not in mixing,
-            "policy",
-            "a policy that averages with all neighbours after each step: dsgd with steps = 1, and without"
-            ' weights = "uniform" or "graph"',
-        ),
-        (
-            not (scenario.privacy.by_group or scenario.privacy.by_node),
-            "privacy",
-            "one budget for all nodes; remove by_group and by_node",
-        ),
-        (
-            around.rounds is None and not around.properties["directed"],
-            "topology",
-            "a topology without directions that does not change from round to round",
-        ),
-        (len(tasks) <= MOST_NODES, "nodes", f"the eigenvectors of the graph, and has at most {MOST_NODES} nodes"),
-        (scenario.mode == "synchronous", "mode", 'mode = "synchronous"'),
-        (scenario.robust == "none", "robust", 'robust = "none": a robust rule changes the weights of the averages'),
-        (scenario.codec["name"] == "float32", "codec", "models that are sent without loss; remove the codec"),
-        (
-            not (budget.models or budget.held or budget.bytes or budget.trainings or budget.joules),
-            "budget",
-            "nodes that train in every round and average with all neighbours; remove the budget",
-        ),
-        (not first.layout.unshared, "task", "a task without private parameters"),
-        (
-            all(isinstance(own := getattr(task, "optimizer", None), SGD) and own == first.optimizer for task in tasks),
-            "task",
-            "the optimiser sgd, the same on all nodes: steps of others are no multiples of the noise",
-        ),
-    ):
-        if not fits:
-            raise ConfigurationError(f"correlated noise (privacy.correlated) needs {reason}", "privacy.correlated", key)
 
 
 def speeds_of(scenario: Scenario, known_as: Sequence[str], tasks: Sequence[Task]) -> list[Speed]:

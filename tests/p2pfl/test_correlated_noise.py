@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_normal, norm
 
 from p2pfl import correlated_noise
-from p2pfl.correlated_noise import Gains, adjacency, choose_ratio, correlate, laplacian, spread_of
+from p2pfl.correlated_noise import (
+    MEMORY,
+    Gains,
+    Offer,
+    adjacency,
+    choose_ratio,
+    correlate,
+    laplacian,
+    needed_of,
+    offer_of,
+    own_beside,
+    spread_of,
+)
 from p2pfl.policy import PlannedTraining
 from p2pfl.privacy import Privacy, StepDraws, draw_normals, epsilon_of, plan_privacy
 from p2pfl.queries import Train
@@ -234,3 +246,89 @@ def test_nodes_with_fewer_samples_decide_how_much_all_add():
 
 def test_chosen_ratios_are_rounded_numbers():
     assert all(float(f"{ratio:.4g}") == ratio for ratio in correlated_noise.RATIOS)
+
+
+# On a machine
+
+
+@given(st.integers(1, 8), st.integers(0, 4), st.floats(0, 100))
+def test_bound_of_the_own_edges_is_exact_on_a_complete_graph(n, colluding, ratio):
+    around = complete(n)
+    bound = Gains(around, colluding, bound=True)
+    assert not bound.exact
+    assert bound.at(ratio) == pytest.approx(Gains(around, colluding).at(ratio), rel=1e-9)
+
+
+@pytest.mark.parametrize(("n", "colluding", "mixing"), [(6, 1, 1.0), (20, 1, 1.0), (20, 3, 0.5)])
+def test_equal_nodes_offer_and_add_what_a_simulation_adds(n, colluding, mixing):
+    around = complete(n)
+    plan, simulated = plans_of(around, colluding, mixing=mixing)
+    needed = needed_of(plan, 5)
+    offer = offer_of(needed, around, colluding, mixing)
+    own = own_beside(needed, offer, [offer] * (n - 1), colluding)
+    mechanism = simulated[0].mechanism
+    assert own / needed * plan.mechanism.noise == pytest.approx(mechanism.noise, rel=1e-4)
+    assert offer.edge / offer.own == pytest.approx(mechanism.edges.scale, rel=1e-9)
+    assert own == pytest.approx(offer.own, rel=1e-8)
+    assert own < 0.75 * needed
+
+
+def test_node_offers_nothing_where_its_edges_have_no_use():
+    assert offer_of(1.0, [[]], 1, 1.0) is None
+    assert offer_of(1.0, RING, 2, 1.0) is None
+    assert spread_of(complete(6), 1.0, MEMORY).edges < 1e-9
+
+
+SIZES = st.floats(0.01, 100)
+OFFERS = st.builds(Offer, SIZES, SIZES)
+
+
+@given(st.data(), SIZES, OFFERS, st.lists(OFFERS, max_size=5), st.integers(0, 3))
+def test_step_is_as_private_as_with_own_noise_whoever_colludes_or_dies(data, needed, offer, others, colluding):
+    """Variance of node 0's noise, given all that the attacker sees, by the covariance of all parts of the noise."""
+    own = own_beside(needed, offer, others, colluding)
+    assert own >= offer.own
+    known = data.draw(st.sets(st.integers(0, max(0, len(others) - 1)), max_size=colluding))
+    honest = [k for k in range(len(others)) if k not in known]
+    edges = np.array([min(offer.edge, others[k].edge) for k in honest])
+    more = np.array([data.draw(st.sampled_from((0.0, 1.0, 50.0))) for _ in honest])  # that neighbours add beyond their offer
+    released = np.array([data.draw(st.booleans()) for _ in honest], bool)
+    # what is drawn: own noise of 0, noise of each edge, own noise of each neighbour
+    variances = np.concatenate([[own**2], edges**2, np.array([others[k].own for k in honest]) ** 2 + more])
+    rows = [np.concatenate([[1.0], np.ones(len(honest)), np.zeros(len(honest))])]  # what 0 releases
+    for place in np.flatnonzero(released):  # what the others release, but for what the attacker knows
+        row = np.zeros(len(variances))
+        row[1 + place], row[1 + len(honest) + place] = -1.0, 1.0
+        rows.append(row)
+    covariance = np.array(rows) * variances @ np.array(rows).T
+    hidden = covariance[0, 0]
+    if len(rows) > 1:
+        hidden -= covariance[0, 1:] @ np.linalg.solve(covariance[1:, 1:], covariance[1:, 0])
+    assert hidden >= needed**2 * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_neighbours_that_hide_most_may_be_those_that_collude(order):
+    offers = [Offer(0.5, 5.0), Offer(0.3, 5.0), Offer(0.2, 5.0)]
+    for colluding in range(3):
+        found = own_beside(1.0, Offer(0.1, 5.0), [offers[k] for k in order], colluding)
+        kept = sum((each.own * 5.0) ** 2 / (each.own**2 + 25.0) for each in offers[colluding:])
+        assert found == pytest.approx(sqrt(1 - kept), rel=1e-8)
+
+
+@given(SIZES, OFFERS, st.lists(OFFERS, max_size=5), st.integers(0, 3))
+def test_own_noise_is_no_more_than_needed(needed, offer, others, colluding):
+    own = own_beside(needed, offer, others, colluding)
+    if len(others) <= colluding:
+        assert own == pytest.approx(max(offer.own, needed), rel=1e-8)
+    assert own <= max(offer.own, needed * (1 + 1e-8))
+
+
+@pytest.mark.parametrize(
+    "claimed", [Offer(1.7e308, 1.7e308), Offer(5e-324, 5e-324), Offer(1e300, 5e-324), Offer(1e-300, 1e300)]
+)
+def test_absurd_claims_neither_fail_nor_count_beyond_the_own_edge(claimed):
+    offer = Offer(0.1, 1.0)
+    own = own_beside(1.0, offer, [claimed] * 2, 1)
+    most = own_beside(1.0, offer, [Offer(1.0, 1.0)] * 2, 1)
+    assert most <= own <= 1.0 + 1e-8
