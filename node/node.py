@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -52,6 +52,9 @@ from p2pfl.queries import Evaluate, Split
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Task, batch_size_of
 from p2pfl.topologies.schedules import GraphByRound
+
+if TYPE_CHECKING:  # a node without noise of neighbours does not load it
+    from p2pfl.node.edge_noise import EdgeSecrets
 
 SPLITS: tuple[Split, ...] = ("validation", "test")
 
@@ -97,6 +100,7 @@ class Node:
         rounds: the graph of each round; None if the topology is the same in all rounds.
         privacy: the plan of the node's privacy budget; None without one.
         ledger: the ledger of that budget on the disk; None in a simulation.
+        edges: see p2pfl.node.policy_api.Me.
     """
 
     def __init__(
@@ -119,6 +123,7 @@ class Node:
         rounds: GraphByRound | None = None,
         privacy: PrivacyPlan | None = None,
         ledger: PrivacyLedger | None = None,
+        edges: EdgeSecrets | None = None,
     ) -> None:
         settings.check()
         check_stage(policy)
@@ -161,6 +166,7 @@ class Node:
             privacy=_tracker(task, privacy, ledger),
             deviation=None if privacy is None or not privacy.share else partial(deviation, privacy, task),
             ledger=ledger,
+            edges=edges,
         )
         self.peers = NodePeers(
             self.me,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from math import inf, isfinite
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -39,6 +39,9 @@ from p2pfl.robust.registry import CLIPPING, NONE, Robust, make_rule, split_robus
 from p2pfl.robust.selection import ClipLoss
 from p2pfl.topologies.schedules import GraphByRound
 from p2pfl.update_rules import Rule
+
+if TYPE_CHECKING:  # a node without noise of neighbours does not load it
+    from p2pfl.node.edge_noise import EdgeSecrets
 
 U = TypeVar("U", Update, Fragment)
 DIVERGED_IN_A_ROW = 3  # failed trainings in a row after which the node ends
@@ -79,6 +82,7 @@ class Me(policy.Me):
             node that is not lenient is simulated.
         batch_size: samples of a training step; 0 if the task has no batches.
         ledger: keeps the steps of `privacy` on the disk, and draws the secrets of trainings; None in a simulation.
+        edges: the noise that neighbours add with this node on a machine; None without it, and in a simulation.
 
     Attributes:
         training: the tracker of its trainings, and of their budget.
@@ -96,6 +100,7 @@ class Me(policy.Me):
         "budget",
         "deviation",
         "diverged",
+        "edges",
         "id",
         "initial",
         "kept",
@@ -135,6 +140,7 @@ class Me(policy.Me):
         batch_size: int = 0,
         privacy: PrivacyTracker | None = None,
         ledger: PrivacyLedger | None = None,
+        edges: EdgeSecrets | None = None,
         deviation: Callable[[int], float] | None = None,
     ) -> None:
         self.id = id
@@ -155,6 +161,7 @@ class Me(policy.Me):
         self.training = TrainingTracker(budget, trainer.used, trainer.joules)
         self.privacy = privacy
         self.ledger = ledger
+        self.edges = edges
         self.deviation = deviation
         self.step: Parameters | None = None
         self.pauses = False
@@ -223,7 +230,10 @@ class Me(policy.Me):
             self.training.refund(query.samples(self.n_samples, self.batch_size))
             return await self._untrained(query.params)
         assert query.mechanism is not None
-        trained = await self._train_as_admitted(replace(query, mechanism=replace(query.mechanism, key=ledger.draw_key())))
+        mechanism = replace(query.mechanism, key=ledger.draw_key())
+        if self.edges is not None:
+            mechanism = self.edges.add_to(mechanism, self.round)
+        trained = await self._train_as_admitted(replace(query, mechanism=mechanism))
         failpoint("trained")
         return trained
 

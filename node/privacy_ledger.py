@@ -10,6 +10,10 @@ Killed at any moment, it has therefore released no more than its ledger says:
 
 A node that cannot write the file does not train; it serves and merges until it can.
 
+Steps under noise of other members protect against a number of colluding members (`Privacy.correlated`,
+`Privacy.central`). They count with the noise that protects against these, and the ledger keeps the least number of all
+steps: what is spent holds against no more, whatever the budget says later.
+
 The noise is planned at the first start, from the rounds of the federation at that time. Later starts keep it: an extension
 by more rounds, another epsilon, or data of another size change only how many more steps fit into the budget
 (`p2pfl.privacy.continue_plan`). The rates and the noise of all steps are kept, so that the spent epsilon is right whatever
@@ -27,8 +31,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from p2pfl._util.atomic_files import DamagedFileError, explain, read_sealed, reason, write_sealed
 from p2pfl._util.disk import SYSTEM, Disk
@@ -58,12 +64,14 @@ class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         public: whether the node has started with validation data that were declared public.
         older: whether peers have shown that the folder is an older copy, so that there were more steps.
         unprotected: whether the node has trained without a budget before it entered its federation.
+        colluding: the number of colluding members against whom all steps protect; None if any number may collude.
     """
 
     parts: tuple[Part, ...] = ()
     public: bool = False
     older: bool = False
     unprotected: bool = False
+    colluding: Annotated[int, Meta(ge=0)] | None = None
 
     @property
     def made(self) -> int:
@@ -175,6 +183,8 @@ class PrivacyLedger:
     Attributes:
         plan: the plan of the node's budget.
         steps: number of steps of this plan in the file.
+        colluding: of the steps in the file, see `Steps`.
+        with_others: whether noise of other members protects the next steps, too.
         problem: why the file could not be written; "" if it was.
 
     Raises:
@@ -217,13 +227,15 @@ class PrivacyLedger:
         if privacy.central:
             self.plan = centralise(self.plan, threshold)
         self.steps = before.made - sum(part.steps for part in self.plan.earlier)
+        self.colluding = before.colluding
+        self.with_others = privacy.correlated or privacy.central
         self.problem = ""
         self._path, self._secret, self._log, self._disk = folder / LEDGER, secret, log, disk
         self._public = privacy.validation == "public"
         self._lock = Lock()
         if found is None or self._public > before.public:  # what looks at public validation data need not train
             try:
-                self._write(self.steps)
+                self._write(self.steps, self.colluding)
             except OSError as error:
                 raise ConfigurationError(f"cannot write {self._path}: {explain(error)}") from error
 
@@ -235,7 +247,8 @@ class PrivacyLedger:
         with self._lock:
             if steps > self.steps:
                 try:
-                    self._write(steps)
+                    now = self.plan.privacy.colluding if self.with_others else None
+                    self._write(steps, _least(self.colluding, now))
                 except OSError as error:
                     self._report(reason(error))
                     return False
@@ -248,10 +261,10 @@ class PrivacyLedger:
         """Return the secret of one training, which is kept nowhere."""
         return self._secret(SECRET)
 
-    def _write(self, steps: int) -> None:
+    def _write(self, steps: int, colluding: int | None) -> None:
         parts = [part for part in self.plan.parts(steps) if part.steps]
-        _write(self._path, Steps(tuple(parts), self._public), self._disk)
-        self.steps = steps
+        _write(self._path, Steps(tuple(parts), self._public, colluding=colluding), self._disk)
+        self.steps, self.colluding = steps, colluding
 
     def _report(self, problem: str) -> None:
         before, self.problem = self.problem, problem
@@ -260,6 +273,11 @@ class PrivacyLedger:
             self._log.warning(text, kind="disk-failed", path=str(self._path))
         elif before and not problem:
             self._log.info("can write the ledger again", kind="disk-works", path=str(self._path))
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    """Return the smaller of two numbers of colluding members, of which None is any number."""
+    return min((each for each in (one, other) if each is not None), default=None)
 
 
 def _write(path: Path, steps: Steps, disk: Disk) -> None:

@@ -76,7 +76,7 @@ from p2pfl.queries import Query, Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.robust.registry import Robust, make_rule, split_robust
 from p2pfl.task import MOST_FACTS
-from p2pfl.update_rules import Mechanism, Rule, Steps, TrainSubset
+from p2pfl.update_rules import EdgeNoise, Mechanism, Rule, Steps, TrainSubset
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -108,7 +108,7 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         when_spent: what a node does that may not train any more: `merge`, go on without training, or `stop`, end its
             rounds and serve its last model.
         correlated: whether neighbours add noise that cancels in the average of all models, next to less noise of their
-            own; see p2pfl.correlated_noise. For simulations only.
+            own; see p2pfl.correlated_noise.
         central: whether the noise of all members adds up in secure sums, so that each adds less; see p2pfl.central_noise.
             The budget then holds against observers of the sums, the coordinator included, and not for a single model.
         colluding: with `correlated` or `central`, the number of members who may put together what they know, and against
@@ -148,16 +148,6 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"{key}.correlated is for averages of neighbours, and {key}.central for secure sums; remove one of them",
                 f"{key}.correlated",
                 f"{key}.central",
-            )
-
-    def check_on_machine(self) -> None:
-        """Raise ConfigurationError for a value that is invalid for a node on a machine."""
-        self.check()
-        if self.correlated:
-            raise ConfigurationError(
-                "correlated noise is for simulations, because nodes on machines share no secrets for it; remove"
-                " privacy.correlated",
-                "privacy.correlated",
             )
 
 
@@ -315,6 +305,8 @@ def check_private_settings(privacy: Privacy, patience: int, robust: Robust) -> N
 CLAIMS = "privacy.epsilon", "privacy.delta"  # keys of public information
 MOST_PUBLIC = MOST_FACTS - len(CLAIMS)  # entries of a task, so that its claim fits in a message, too
 SUM_NOISE = "privacy.sum_noise"  # another key, of a node whose noise adds up in sums; see p2pfl.central_noise
+# More keys, of a node whose neighbours add noise with it; see p2pfl.node.edge_noise
+EDGE_CLAIMS = "privacy.noise_key", "privacy.own_noise", "privacy.edge_noise"
 
 
 def claim_of(privacy: Privacy, spent: float = 0.0, share: float = 0.0) -> dict[str, float]:
@@ -374,7 +366,8 @@ class StepDraws:
     """Draws of one private training: the samples of each step, and the noise, each from a generator of its own.
 
     Both come from the key of the mechanism if it has one, on a machine, otherwise from (seed, node, round, purpose). The
-    noise of an edge comes from the names of both ends in place of that of the node, so that both draw the same.
+    noise of an edge comes from its own key there, otherwise from the names of both ends in place of that of the node, so
+    that both draw the same.
     """
 
     def __init__(self, streams: RandomStreams, query: Train, n_samples: int, batch_size: int) -> None:
@@ -388,13 +381,16 @@ class StepDraws:
         )
         self._drawn: Iterator[np.ndarray] = iter(())
         self._left = self.steps  # of which no samples are drawn
-        self._edges = []
-        if query.mechanism is not None and query.mechanism.edges is not None:
-            own, self._edge_scale = streams.name, query.mechanism.edges.scale
-            for other in query.mechanism.edges.others:
+        edges = None if query.mechanism is None else query.mechanism.edges
+        self._edges: list[tuple[np.random.Generator | SecretDraws, bool, float]] = []  # draws, sign, scale
+        if isinstance(edges, EdgeNoise):
+            own = streams.name
+            for other in edges.others:
                 low, high = sorted((own, other))
                 edge = RandomStreams(streams.seed, f"noise of\0{low}\0{high}").generator(query.round, query.purpose)
-                self._edges.append((edge, np.add if own == low else np.subtract))
+                self._edges.append((edge, own == low, edges.scale))
+        elif edges is not None:
+            self._edges = [(SecretDraws(edge.key, "noise"), edge.adds, edge.scale) for edge in edges]
 
     @property
     def generator(self) -> np.random.Generator | None:
@@ -420,15 +416,20 @@ class StepDraws:
             out: float32 [P].
             scale: standard deviation of the node's own noise.
         """
-        if isinstance(self._noise, SecretDraws):
-            self._noise.standard_normal(dtype=np.float32, out=out)
-            out *= np.float32(scale)
-        else:
-            draw_normals(self._noise, out, scale)
+        _draw(self._noise, out, scale)
         part = np.empty_like(out) if self._edges else out
-        for edge, add in self._edges:
-            draw_normals(edge, part, scale * self._edge_scale)
-            add(out, part, out=out)
+        for edge, adds, each in self._edges:
+            _draw(edge, part, scale * each)
+            (np.add if adds else np.subtract)(out, part, out=out)
+
+
+def _draw(draws: np.random.Generator | SecretDraws, out: np.ndarray, scale: float) -> None:
+    """Write normal numbers with the standard deviation `scale`; float32 [P]."""
+    if isinstance(draws, SecretDraws):
+        draws.standard_normal(dtype=np.float32, out=out)
+        out *= np.float32(scale)
+    else:
+        draw_normals(draws, out, scale)
 
 
 def draw_noise(draws: Sequence[StepDraws], out: np.ndarray, scales: Sequence[float]) -> None:

@@ -39,7 +39,7 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
 
 
 class EdgeNoise(msgspec.Struct, frozen=True, gc=False):
-    """Noise that a node and its neighbours add with opposite signs; see p2pfl.correlated_noise.
+    """Noise that a simulated node and its neighbours add with opposite signs; see p2pfl.correlated_noise.
 
     Attributes:
         others: names of the neighbours, sorted.
@@ -50,6 +50,23 @@ class EdgeNoise(msgspec.Struct, frozen=True, gc=False):
     scale: float
 
 
+class SecretEdge(msgspec.Struct, frozen=True, gc=False):
+    """Noise that a node on a machine and one neighbour add with opposite signs; see p2pfl.node.edge_noise.
+
+    Attributes:
+        key: secret of both from which it is drawn in one training, 32 bytes.
+        scale: its standard deviation, divided by that of the node's own noise.
+        adds: whether this node adds it; the neighbour then subtracts it.
+    """
+
+    key: bytes
+    scale: float
+    adds: bool
+
+    def __repr__(self) -> str:  # without the key
+        return f"SecretEdge(scale={self.scale!r}, adds={self.adds!r})"
+
+
 class Mechanism(msgspec.Struct, frozen=True, gc=False):
     """Steps along clipped gradients with noise, instead of the gradient of a batch; see p2pfl.privacy.
 
@@ -58,13 +75,14 @@ class Mechanism(msgspec.Struct, frozen=True, gc=False):
         noise: standard deviation of the node's own noise in each value of the sum of these gradients, divided by `clip`.
         key: secret from which the samples and the noise of this training are drawn, 32 bytes; b"" in a simulation, which
             draws them from its seed.
-        edges: the noise that it shares with neighbours; None for none.
+        edges: the noise that it shares with neighbours: of all of them in a simulation, of each on a machine; None for
+            none.
     """
 
     clip: float
     noise: float
     key: bytes = b""
-    edges: EdgeNoise | None = None
+    edges: EdgeNoise | tuple[SecretEdge, ...] | None = None
 
     def __repr__(self) -> str:  # without the key
         return f"Mechanism(clip={self.clip!r}, noise={self.noise!r})"

@@ -451,7 +451,7 @@ def message_exchange(
     fragments: bool = False,
     secrets: Secret = os.urandom,
     opened: OpenedRounds | None = None,
-    claim: Mapping[str, float] = MappingProxyType({}),
+    claim: Mapping[str, float | str] = MappingProxyType({}),
     plan: PrivacyPlan | None = None,
 ) -> MessageExchange:
     """Return the exchange of a node that reaches its neighbours over `transport`.
@@ -469,7 +469,8 @@ def message_exchange(
         fragments: whether the policy fetches parts of models.
         secrets: source of the node's secrets.
         opened: the secure sums that the node has agreed to open; by default remembered until the process ends.
-        claim: what the node tells its peers of its privacy budget; see p2pfl.privacy.claim_of.
+        claim: what the node tells its peers of its privacy budget; see p2pfl.privacy.claim_of and
+            p2pfl.node.edge_noise.
         plan: the plan of that budget, if the noise of all nodes adds up in secure sums; see p2pfl.central_noise.
     """
     layout, election = task.layout.shared, None if coordination is None else coordination.election

@@ -123,8 +123,9 @@ delta = 1e-5               # probability with which the bound may fail; below 1 
 clip = 1.0                 # greatest norm of a sample's gradient
 validation = "private"     # "public": everybody may see what validation data tell; "private": nothing looks at them
 when_spent = "merge"       # "merge": go on without training when the budget is spent; "stop": end the rounds
+correlated = false         # neighbours add noise that cancels in the mean of all models, so that each adds less of its own
 central = false            # with secure_sums: the noise of all members adds up, so that each adds less
-colluding = 1              # with central: members, the coordinator included, who may put together what they know
+colluding = 1              # with correlated or central: members who may put together what they know
 
 [end]                      # limits of all rounds together, after which this node ends before the last one; 0: no limit
 seconds = 0                # seconds of its rounds; waits for members at the start, and serving, do not count
@@ -243,7 +244,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
                 )
         with about("policy"):
             locate("policy", split_name("policy", self.policy)[0], POLICIES, "p2pfl.policies")
-        self.privacy.check_on_machine()
+        self.privacy.check()
         self.end.check()
         with about("track"):
             self.track.check()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from math import inf
@@ -16,8 +17,10 @@ from pathlib import Path
 from secrets import randbits
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from p2pfl._util.binding import split_name
 from p2pfl._util.event_log import EventLogger
 from p2pfl._util.machine import amount, free_memory
+from p2pfl._util.printable import plural
 from p2pfl.central_noise import check_central
 from p2pfl.errors import ConfigurationError, name_source
 from p2pfl.node.checkpoint import FileStore
@@ -39,8 +42,15 @@ from p2pfl.node.peering.peering_config import DialLimits, Discovery, Guard, Peer
 from p2pfl.node.privacy_ledger import PrivacyLedger, check_without_budget, read_ledger
 from p2pfl.node.status.observer import StatusObserver, TrackingObserver
 from p2pfl.node.trainer import ThreadTrainer
-from p2pfl.policy import Coordinated, asks_scores, fetches_fragments
-from p2pfl.privacy import MOST_PUBLIC, check_private_policy, check_private_settings, claim_of
+from p2pfl.policy import Budget, Coordinated, PlannedTraining, asks_scores, fetches_fragments
+from p2pfl.privacy import (
+    EDGE_CLAIMS,
+    MOST_PUBLIC,
+    PrivacyPlan,
+    check_private_policy,
+    check_private_settings,
+    claim_of,
+)
 from p2pfl.protocols.election import Electorate
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transport import Transport
@@ -50,9 +60,11 @@ from p2pfl.task import Task, batch_size_of, samples_of
 from p2pfl.topologies.schedules import GraphByRound
 from p2pfl.tracking.tracker import Tracking, factories
 
-if TYPE_CHECKING:  # a node without a coordinator does not load them
+if TYPE_CHECKING:  # a node without a coordinator, or without noise of neighbours, does not load them
+    from p2pfl.correlated_noise import Around
     from p2pfl.node.coordination.secure_rounds import OpenedRounds
     from p2pfl.node.coordination.submissions import Coordination
+    from p2pfl.node.edge_noise import EdgeSecrets, Neighbour
 
 TRACK = "track"  # folder of the trackers' files
 PROBING = 1.0  # seconds between probes of silent peers in a round
@@ -117,6 +129,7 @@ class Assembly:
             agreement.same_model(ready.agreement, self._task, self._initial)
         self._policy = loading.policy_of(ready)
         self._coordinated = isinstance(self._policy, Coordinated)
+        self._edges: EdgeSecrets | None = None
         self._ledger = self._open_ledger()
         with name_source(ready.source(("device", *loading.TASK_KEYS))):
             learner = self._task.learner(RandomStreams(config.seed, config.name), config.device)
@@ -133,6 +146,8 @@ class Assembly:
         else:
             connected = self._connect(ready.membership, ready.agreement, incarnation)
         exchange, connectivity, members, rounds, tokens_unanswered = connected
+        if self._edges is not None:
+            self._edges.neighbours = partial(_present, exchange)
         status_observer = StatusObserver(ready.folder / folders.STATUS, exchange, log, faults=self._supervisor.faults)
         tracking_observer = self._tracking_observer
         node = Node(
@@ -153,6 +168,7 @@ class Assembly:
             rounds=rounds,
             privacy=None if self._ledger is None else self._ledger.plan,
             ledger=self._ledger,
+            edges=self._edges,
         )
         if ready.membership is not None:
             follow_extensions(ready.membership, node, exchange, status_observer)
@@ -197,7 +213,9 @@ class Assembly:
                     threshold=threshold,
                     batch_size=batch_size_of(task),
                 )
-            most = MOST_PUBLIC - privacy.central
+            if privacy.correlated:
+                self._check_correlated(planned)
+            most = MOST_PUBLIC - privacy.central - len(EDGE_CLAIMS) * privacy.correlated
             if len(task.public_info) > most:
                 raise ConfigurationError(
                     f"under a privacy budget public_info of a task has at most {most} entries, because the node adds"
@@ -216,6 +234,9 @@ class Assembly:
                 log=self._log,
                 threshold=threshold,
             )
+            if privacy.correlated:
+                self._edges = self._open_edges(ledger.plan, planned)
+                ledger.with_others = self._edges is not None
         plan = ledger.plan
         noise = plan.share or plan.mechanism.noise
         spent = plan.epsilon(ledger.steps)
@@ -229,6 +250,13 @@ class Assembly:
             budget=privacy.epsilon,
             delta=privacy.delta,
         )
+        if ledger.colluding is not None:
+            self._log.info(
+                f"privacy budget: what is spent holds against {plural(ledger.colluding, 'member')} who may collude, because"
+                " noise of others has protected this node",
+                kind="privacy",
+                colluding=ledger.colluding,
+            )
         if privacy.delta >= 1 / n_samples:
             self._log.warning(
                 f"privacy.delta is 1 / samples or more ({n_samples:,} samples): the bound may fail for a whole sample; lower"
@@ -236,6 +264,50 @@ class Assembly:
                 kind="privacy",
             )
         return ledger
+
+    def _check_correlated(self, planned: PlannedTraining) -> None:
+        """Raise ConfigurationError if noise that neighbours add with this node would not cancel."""
+        from p2pfl.correlated_noise import check_correlated
+
+        ready, config = self._ready, self._config
+        check_correlated(
+            [planned.mixing],
+            [self._task],
+            fixed=ready.agreement is None or not ready.agreement.topology,
+            nodes=max(len(_learning_members(ready)), config.members),
+            mode=config.mode,
+            robust=config.robust,
+            codec=split_name("codec", config.codec)[0],
+            limited=config.budget != Budget(),
+        )
+
+    def _open_edges(self, plan: PrivacyPlan, planned: PlannedTraining) -> EdgeSecrets | None:
+        """Return the noise that neighbours add with this node; None if it has no use in this federation."""
+        from p2pfl.correlated_noise import NO_USE, needed_of, offer_of
+        from p2pfl.node.edge_noise import EdgeSecrets
+
+        ready, config, task = self._ready, self._config, self._task
+        around = _graph(ready)
+        needed = needed_of(plan, min(batch_size_of(task), task.n_samples))
+        offer = offer_of(needed, around, plan.privacy.colluding, planned.mixing)
+        if offer is None or ready.membership is None:
+            self._log.warning(NO_USE, kind="privacy")
+            return None
+        self._log.info(
+            f"noise that cancels: own noise {plan.mechanism.noise * offer.own / needed:.4g} in place of"
+            f" {plan.mechanism.noise:.4g} while all neighbours are present, against"
+            f" {plural(plan.privacy.colluding, 'member')} who may collude",
+            kind="privacy",
+        )
+        return EdgeSecrets(
+            config.name,
+            self._identity.public,
+            ready.membership.federation,
+            privacy=plan.privacy,
+            needed=needed,
+            offer=offer,
+            secret=os.urandom,
+        )
 
     def _open_trackers(self, close: ExitStack) -> TrackingObserver | None:
         """Return the observer that feeds the trackers of the configuration; None if it names none."""
@@ -362,6 +434,14 @@ class Assembly:
 
         return Coordination(election, self._policy.step, self._group_size)
 
+    def _claim(self) -> Mapping[str, float | str]:
+        """Return what the node tells its peers of its privacy budget."""
+        if self._ledger is None:
+            return {}
+        plan = self._ledger.plan
+        claim = claim_of(self._config.privacy, plan.epsilon(self._ledger.steps), plan.share)
+        return claim if self._edges is None else {**claim, **self._edges.claim}
+
     @property
     def _group_size(self) -> int:
         return 0 if self._ready.agreement is None else self._ready.agreement.group_size
@@ -377,9 +457,7 @@ class Assembly:
             "settings": self._config,
             "initial": agreement.digest(self._task.layout.shared_of(self._initial)),
             "scores": asks_scores(self._policy),
-            "claim": {}
-            if self._ledger is None
-            else claim_of(self._config.privacy, self._ledger.plan.epsilon(self._ledger.steps), self._ledger.plan.share),
+            "claim": self._claim(),
             "plan": None if self._ledger is None or not self._ledger.plan.share else self._ledger.plan,
             "fragments": fetches_fragments(self._policy),
             "opened": self._opened_rounds(),
@@ -393,6 +471,31 @@ class Assembly:
 
         membership = self._ready.membership
         return SavedOpenedRounds(self._ready.folder, b"" if membership is None else membership.federation)
+
+
+def _learning_members(ready: LoadedNode) -> list[str]:
+    """Return the names of the members that are no observers, or of the node alone; sorted."""
+    if ready.membership is None:
+        return [ready.config.name]
+    return sorted(name for name, member in ready.membership.members.items() if member.role != "observer")
+
+
+def _graph(ready: LoadedNode) -> Around:
+    """Return the neighbours of each node of a federation, as far as they are known at a start."""
+    names, edges = _learning_members(ready), "all" if ready.agreement is None else ready.agreement.edges
+    if edges == "all":
+        nodes = max(len(names), ready.config.members)  # more may follow
+        return [[other for other in range(nodes) if other != k] for k in range(nodes)]
+    places = {name: k for k, name in enumerate(names)}
+    return [sorted(places[other] for other in agreement.neighbours(edges, name, names)) for name in names]
+
+
+def _present(exchange: MessageExchange) -> list[Neighbour]:
+    """Return the peers from which a node would fetch now."""
+    from p2pfl.node.edge_noise import Neighbour
+
+    peers = (exchange.peers[id] for id in exchange.view.ids)
+    return [Neighbour(peer.name, peer.key, peer.public_info) for peer in peers]
 
 
 def member_exchange(

@@ -116,7 +116,9 @@ def _with_ledger(folder: Path, status: dict[str, Any] | None) -> dict[str, Any] 
     if not row or ledger.made <= row["steps"] + row["earlier"]:
         return status
     spent = round(epsilon_together(ledger.parts, row["delta"]), 4)
-    return status | {"privacy": row | {"epsilon": spent, "steps": ledger.made - row["earlier"]}}
+    return status | {
+        "privacy": row | {"epsilon": spent, "steps": ledger.made - row["earlier"], "colluding": ledger.colluding}
+    }
 
 
 def current_if_readable(folder: Path) -> dict[str, Any]:

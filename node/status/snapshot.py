@@ -191,12 +191,14 @@ def privacy_state(node: Node) -> dict[str, Any]:
     """Return the privacy budget of a node and what it has spent of it in its life; {} without one.
 
     `epsilon` is spent of `budget`, at `delta`; `steps` are made of the `most` that fit; `refused` trainings were left out
-    since the start; `then` is what the node does without training. `central` is there if noise adds up in secure sums.
+    since the start; `then` is what the node does without training. `central` is there if noise adds up in secure sums,
+    `correlated` if neighbours add noise that cancels, with the number of them and the own noise in the last training.
+    `colluding` is the number of colluding members against whom what is spent holds; null if any number may.
     """
     tracker = node.me.privacy
     if tracker is None:
         return {}
-    plan = tracker.plan
+    plan, edges = tracker.plan, node.me.edges
     return {
         "privacy": {
             "epsilon": round(tracker.epsilon, 4),
@@ -210,8 +212,10 @@ def privacy_state(node: Node) -> dict[str, Any]:
             "earlier": tracker.made - tracker.steps,
             "refused": tracker.refused,
             "then": plan.privacy.when_spent,
+            "colluding": None if node.me.ledger is None else node.me.ledger.colluding,
         }
         | ({"central": {"colluding": plan.privacy.colluding, "threshold": plan.threshold}} if plan.share else {})
+        | ({} if edges is None else {"correlated": {"neighbours": edges.joined, "noise": round(edges.noise, 4)}})
     }
 
 

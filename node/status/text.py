@@ -210,6 +210,14 @@ def _privacy(state: Mapping[str, Any]) -> Iterator[Row]:
                 " coordinator included; no single model leaves this node"
             ),
         )
+    if correlated := row.get("correlated"):
+        yield (
+            "privacy",
+            f"noise that cancels, with {plural(correlated['neighbours'], 'neighbour')} in the last training; own noise"
+            f" {correlated['noise']:.4g} in place of {row['noise']:.4g}",
+        )
+    if row.get("colluding") is not None and not row.get("central"):
+        yield "privacy", f"what is spent holds against {plural(row['colluding'], 'member')} who may collude"
     seen = "nothing looks at them" if row["validation"] == "private" else "not protected"
     yield "privacy", f"validation data {row['validation']}: {seen}"
     if row["refused"]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from p2pfl.privacy import PrivacyTracker
 from p2pfl.sim.simulation.simulation import Run
+from p2pfl.update_rules import EdgeNoise
 
 TIMES = 10  # rounds, at equal distances, of which the spent epsilon is reported
 
@@ -68,9 +69,9 @@ def _of_edges(trackers: Collection[PrivacyTracker]) -> dict[str, Any]:
     clip), and the greatest epsilon against observers who are no members (`outside`).
     """
     plans = [tracker.plan for tracker in trackers]
-    edges = next(plan.mechanism.edges for plan in plans if plan.mechanism.edges is not None)
+    scale = next(edges.scale for plan in plans if isinstance(edges := plan.mechanism.edges, EdgeNoise))
     return {
-        "scale": edges.scale,
+        "scale": scale,
         "colluding": plans[0].privacy.colluding,
         "hidden": {"least": min(plan.hidden for plan in plans), "greatest": max(plan.hidden for plan in plans)},
         "outside": max(tracker.plan.epsilon_outside(tracker.steps) for tracker in trackers),

@@ -122,6 +122,41 @@ def test_ledger_that_cannot_be_written_says_so_and_tries_again(tmp_path):
     ]
 
 
+def collusion(**changes):
+    return msgspec.structs.replace(BUDGET, correlated=True, **changes)
+
+
+def test_ledger_keeps_the_least_number_of_colluding_members_of_all_steps(tmp_path):
+    for privacy, found in ((BUDGET, None), (collusion(colluding=2), 2), (collusion(), 1), (collusion(colluding=3), 1)):
+        each = ledger(tmp_path, privacy)
+        before = each.colluding
+        assert each.record(each.steps + EACH)
+        assert read_ledger(tmp_path).colluding == each.colluding == found
+        assert before in (None, found, 2)  # of a start alone nothing is said
+    assert ledger(tmp_path).colluding == 1
+    central = Privacy(epsilon=2, central=True, colluding=0)
+    assert ledger(tmp_path, central, threshold=3).record(5 * EACH)
+    assert read_ledger(tmp_path).colluding == 0
+
+
+def test_noise_without_neighbours_protects_against_any_number(tmp_path):
+    found = ledger(tmp_path, collusion())
+    found.with_others = False
+    assert found.record(EACH)
+    assert read_ledger(tmp_path).colluding is None
+
+
+def test_steps_that_are_not_on_the_disk_say_nothing_of_colluding_members(tmp_path):
+    disk = FullDisk()
+    found = ledger(tmp_path, collusion(), log=log_to([]), disk=disk)
+    disk.full = True
+    assert not found.record(EACH)
+    assert (found.colluding, read_ledger(tmp_path).colluding) == (None, None)
+    disk.full = False
+    assert found.record(EACH)
+    assert read_ledger(tmp_path).colluding == 1
+
+
 # Plans of later starts
 
 
@@ -470,6 +505,10 @@ def test_budget_that_comes_or_goes_is_never_silent(alice, capsys):
         ('policy={name="apfl"}', "the policy Apfl is refused under a privacy budget"),
         ('policy={name="dac", similarity="inverse-loss", score_on="peer"}', "is refused under a privacy budget"),
         ("privacy.delta=2", "privacy.delta must be above 0 and below 1"),
+        (
+            "privacy.correlated=true",
+            "correlated noise (privacy.correlated) needs a policy that averages with all neighbours",
+        ),
         ("privacy.by_node={}", "unknown key 'privacy.by_node'"),
     ],
 )
@@ -479,17 +518,43 @@ def test_node_refuses_a_budget_that_it_cannot_keep(alice, capsys, change, messag
     assert not (alice / LEDGER).exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ('robust="median"', 'needs robust = "none"'),
+        ('mode="asynchronous"', 'needs mode = "synchronous"'),
+        ('codec.name="int8"', "needs models that are sent without loss"),
+        ("budget.models=2", "needs nodes that train in every round and average with all neighbours"),
+        ("members=2001", "needs the eigenvectors of the graph, and has at most 2000 nodes"),
+    ],
+)
+def test_noise_that_would_not_cancel_is_refused(alice, capsys, change, message):
+    code, printed = ran(capsys, 'policy={name="dsgd", steps=1}', "privacy.correlated=true", change)
+    assert (code, message in printed) == (2, True), printed
+
+
+@pytest.mark.slow
+def test_noise_that_cancels_has_no_use_for_a_node_alone(alice, capsys):
+    code, printed = ran(capsys, 'policy={name="dsgd", steps=1}', "privacy.correlated=true")
+    assert (code, "noise of edges has no use here" in printed) == (0, True), printed
+    assert (read_ledger(alice).made, read_ledger(alice).colluding) == (3, None)
+    assert "correlated" not in current(alice)["privacy"]
+
+
 def test_status_of_a_killed_node_shows_what_its_ledger_has_spent(alice):
     parts = (Part(0.25, 4.0, 12),)
     spent = epsilon_of(*parts[0], 1e-3)
-    _write(alice / LEDGER, Steps(parts), SystemDisk())
+    _write(alice / LEDGER, Steps(parts, colluding=1), SystemDisk())
     row = {"epsilon": 0.1, "budget": 1.0, "delta": 1e-3, "validation": "private", "refused": 0, "then": "merge"}
     row |= {"steps": 6, "earlier": 2}
     for extra, steps in (({"privacy": row}, 10), ({}, 12)):  # the file of a run, and one from before the first training
         (alice / "status.json").write_bytes(msgspec.json.encode({"state": "running", "pid": 0, "history": []} | extra))
         found = current(alice)
         assert (found["state"], found["privacy"]["epsilon"], found["privacy"]["steps"]) == ("gone", round(spent, 4), steps)
-        assert f"epsilon {spent:.4g} of 1 spent, at delta 0.001" in "\n".join(text.describe(found))
+        shown = "\n".join(text.describe(found))
+        assert f"epsilon {spent:.4g} of 1 spent, at delta 0.001" in shown
+        assert "what is spent holds against 1 member who may collude" in shown
 
 
 # Claims and demands

@@ -96,12 +96,6 @@ def test_plan_without_steps_or_without_enough_noise_is_refused():
             Privacy(**wrong).check()
 
 
-def test_node_on_a_machine_refuses_correlated_noise():
-    Privacy(epsilon=8).check_on_machine()
-    with pytest.raises(ConfigurationError, match="correlated noise is for simulations, because nodes on machines share no"):
-        Privacy(epsilon=8, correlated=True).check_on_machine()
-
-
 # Draws
 
 

@@ -64,10 +64,11 @@ class Processes:
         toml: content of every node.toml in addition to name, listen, part and addresses.
         path: folder of a custom task.
         topology: rule of the federation with a graph for each round.
+        edges: pairs of names that exchange models.
         demand: keys of the federation that are in no node.toml, such as `committee`.
     """
 
-    def __init__(self, root: Path, names, toml, cwd=None, path=None, topology=None, **demand):
+    def __init__(self, root: Path, names, toml, cwd=None, path=None, topology=None, edges="all", **demand):
         self.names, self.cwd = list(names), cwd
         self.folders = {name: root / name for name in self.names}
         self.running, self._printed = {}, {}
@@ -80,7 +81,7 @@ class Processes:
         if path is not None:
             sys.path.insert(0, str(path))
         if len(self.names) > 1:
-            federate(root, self.names, topology=topology, **demand)
+            federate(root, self.names, edges, topology=topology, **demand)
         if path is not None:
             sys.path.remove(str(path))
 

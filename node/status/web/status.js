@@ -140,9 +140,9 @@ function showTiles(rows) {
     tiles.push(["Energy of trainings", `${cost.joules.toLocaleString("en", { maximumFractionDigits: 1 })} J`, `${count(cost.trainings, "training")}, ${seconds(cost.train_s)} of computing${budget.joules ? `, budget ${budget.joules.limit} J` : ""}`, share]);
   }
   if (state.privacy) {
-    const { epsilon, budget: most, delta, validation, refused, then, central } = state.privacy;
+    const { epsilon, budget: most, delta, validation, refused, then, central, colluding } = state.privacy;
     const spent = refused ? `; spent: the node ${then === "stop" ? "ends its rounds" : "goes on without training"}` : "";
-    tiles.push(["Privacy: epsilon spent", `${epsilon.toPrecision(3)} of ${most}`, `delta ${delta}, validation data ${validation}${central ? `, for sums of ${central.threshold} or more, with ${central.colluding} colluding` : ""}${spent}`, Math.min(1, epsilon / most)]);
+    tiles.push(["Privacy: epsilon spent", `${epsilon.toPrecision(3)} of ${most}`, `delta ${delta}, validation data ${validation}${central ? `, for sums of ${central.threshold} or more, with ${central.colluding} colluding` : colluding != null ? `, against ${colluding} colluding` : ""}${spent}`, Math.min(1, epsilon / most)]);
   }
   if (budget.held) tiles.push(["Models held now", `${budget.held.used}`, `budget ${budget.held.limit}`, budget.held.used / budget.held.limit]);
   draw($("tiles"), tiles, () => tiles.map(([name, value, note, part]) => el("div", { class: "tile" },
