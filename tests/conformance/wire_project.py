@@ -54,7 +54,12 @@ from p2pfl.protocols.wire import messages
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened, parse_carried, parse_receipts, read_proof
 from p2pfl.protocols.wire.payload import decode_extras
 from p2pfl.topologies.rings import RingRule
-from tests.conformance import wire_project_committee, wire_project_coordination, wire_project_sums
+from tests.conformance import (
+    wire_project_committee,
+    wire_project_coordination,
+    wire_project_edges,
+    wire_project_sums,
+)
 from tests.conformance.wire_keys import BY_KEY, KEYS, SEEDS
 from tests.conformance.wire_models import more_text
 from tests.conformance.wire_types import RefusedError, plain
@@ -565,6 +570,7 @@ CHECKS = (
     wire_project_coordination.CHECKS
     | wire_project_sums.CHECKS
     | wire_project_committee.CHECKS
+    | wire_project_edges.CHECKS
     | {
         {"step": "handshake step"}.get(name.removeprefix("check_"), name.removeprefix("check_").replace("_", " ")): function
         for name, function in names().items()

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from tests.conformance import wire_committee, wire_coordination, wire_models, wire_rings, wire_sums
+from tests.conformance import wire_committee, wire_coordination, wire_edges, wire_models, wire_rings, wire_sums
 from tests.conformance.wire_committee import KEYS_OF_COMMITTEE, Committees, committee_of
 from tests.conformance.wire_types import (
     B16,
@@ -1013,4 +1013,5 @@ CHECKS = {
     **wire_coordination.CHECKS,
     **wire_committee.CHECKS,
     **wire_sums.CHECKS,
+    **wire_edges.CHECKS,
 }

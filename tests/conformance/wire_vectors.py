@@ -73,6 +73,7 @@ from tests.conformance.wire_vectors_committee import (
     group_vectors,
 )
 from tests.conformance.wire_vectors_coordination import WRONG_MESSAGES, coordination_messages, coordination_vectors
+from tests.conformance.wire_vectors_edges import edge_vectors_of_members
 from tests.conformance.wire_vectors_models import (
     codec_vectors,
     difference_vectors,
@@ -1329,6 +1330,12 @@ def secure_sum_vectors() -> Vectors:
     return v
 
 
+def edge_vectors() -> Vectors:
+    v = Vectors("The noise that two nodes add with opposite signs, and what they tell each other of it.")
+    edge_vectors_of_members(v)
+    return v
+
+
 def committee_vectors() -> Vectors:
     v = Vectors("The committee that a log names, certificates of its terms, and the messages that only it needs.")
     base = {"federation": ID.hex(), "me": BOB.public.hex(), "members": [key.public.hex() for key in (ALICE, BOB, CAROL)]}
@@ -1601,6 +1608,7 @@ MAKERS: dict[str, Callable[[], Vectors]] = {
     "secure_sums": secure_sum_vectors,
     "committee": committee_vectors,
     "rings": ring_vectors,
+    "correlated_noise": edge_vectors,
 }
 
 
