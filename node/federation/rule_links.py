@@ -16,7 +16,8 @@ The member dials the first ones only. The ends of a link rarely let it go at the
 again, each round would cost as many handshakes once more.
 
 `LinkKeeper` carries this out: it changes the peers when the round changes, when a guest comes and when its time is over.
-Before a round it waits until its neighbours are connected or cannot be reached, for a quarter of the deadline at most.
+Before a round it waits until its neighbours are connected or cannot be reached, for a quarter of the deadline and for 2 s at
+most: a member that answers nothing at all must not cost more.
 
 What must never be: a link with a member that the log does not have. `MembershipSync` compares every name with the log.
 """
@@ -32,7 +33,7 @@ from p2pfl.topologies.rings import RingRule
 
 GUESTS, GUEST_SECONDS = 16, 20.0
 RECENT, RECENT_ROUNDS = 64, 2
-PATIENCE = 0.25  # share of the deadline to wait for the links of a round
+SHARE, LONGEST = 0.25, 2.0  # of the deadline, and seconds, to wait for the links of a round
 
 
 class RuleLinks:
@@ -119,7 +120,7 @@ class LinkKeeper:
         self._peering = peering
         self._name_of = name_of
         self._follow = follow
-        self._patience = PATIENCE * deadline
+        self._patience = min(SHARE * deadline, LONGEST)
         peering.on_unknown = self._receive
 
     def row(self, name: str, round: int) -> Mapping[str, float]:
