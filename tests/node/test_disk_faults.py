@@ -87,6 +87,15 @@ patience = 0
 epsilon = 8
 validation = "public"
 """
+CORRELATED = """robust = "none"
+patience = 0
+[privacy]
+epsilon = 8
+correlated = true
+colluding = 0
+"""
+LIMITED = "[budget]\nmodels = 3\nbytes = 50000\n"
+DSGD = 'dsgd", steps = 1, weights = "metropolis'  # as the name of a policy, with its options
 
 
 OUTCOMES = ("unaffected", "noted", "limit", "refused", "violation")  # the worst of the two runs counts
@@ -127,9 +136,9 @@ class Ground:
         expected: the state of alice.
     """
 
-    def __init__(self, root, deadline=0.05, members=1, policy="coordinated-fedavg", private=False):
+    def __init__(self, root, deadline=0.05, members=1, policy="coordinated-fedavg", private=""):
         self.root = root
-        toml = TOML.format(deadline=deadline, members=members, policy=policy) + PRIVATE * private
+        toml = TOML.format(deadline=deadline, members=members, policy=policy) + private
         nodes = Processes(root, ("alice", "bob"), toml)
         self.alice, self.bob = nodes.folders["alice"], nodes.folders["bob"]
         text = (self.alice / "node.toml").read_text()
@@ -145,7 +154,7 @@ class Ground:
         self.old = snapshot(self.alice)
 
         text = text.replace("epsilon = 8", "epsilon = 60")  # the noise is that of two rounds, and there will be more
-        (self.alice / "node.toml").write_text(f"{text}\n[budget]\nmodels = 3\nbytes = 50000\n")
+        (self.alice / "node.toml").write_text(f"{text}\n" + ("" if private == CORRELATED else LIMITED))
         membership_changes.rotate(self.alice, root / "second.pem")
         membership_changes.extend(self.alice, 4)
         with self.bob_running() if members > 1 else contextlib.nullcontext():
@@ -677,10 +686,14 @@ def test_fault_on_disk_is_survived_or_named(ground, case, outcome, text):
     assert text in runs[0].words
 
 
-@pytest.fixture(scope="module")
-def private_ground(tmp_path_factory):
+@pytest.fixture(scope="module", params=["own noise", "noise that cancels"])
+def private_ground(request, tmp_path_factory):
     pytest.importorskip("dp_accounting")
-    return Ground(tmp_path_factory.mktemp("private"), private=True)
+    if request.param == "own noise":
+        return Ground(tmp_path_factory.mktemp("private"), private=PRIVATE)
+    ground = Ground(tmp_path_factory.mktemp("correlated"), policy=DSGD, private=CORRELATED)
+    assert read_ledger(ground.alice, SystemDisk()).colluding == 0
+    return ground
 
 
 @contextlib.contextmanager
@@ -786,7 +799,7 @@ def main_of_matrix():
     counts = Counter()
     for cases, settings in (
         (matrix(), {}),
-        (private(), {"private": True}),
+        (private(), {"private": PRIVATE}),
         (peers(), {"deadline": 5.0, "members": 2}),
     ):
         chosen = [case for case in cases if options.only in str(case)]
