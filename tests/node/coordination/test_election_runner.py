@@ -161,6 +161,8 @@ class RecordingPeerManager:
 
     def spread(self, urgent): ...
 
+    def forget_released(self): ...
+
 
 def test_coordinated_node_contacts_all_members_and_follows_log(tmp_path):
     for name in "abc":
