@@ -31,6 +31,7 @@ class Federation:
         hostile: names of members that do not run here, with their roles.
         modules: modules of the user's own, which every folder gets a copy of.
         addresses: of each node; by default free ports of loopback. Those without are no members yet.
+        edges: pairs of honest members that exchange models; "all" for all pairs.
 
     Attributes:
         names: names of the honest members.
@@ -47,6 +48,7 @@ class Federation:
         hostile: Mapping[str, str] = MappingProxyType({}),
         modules: Sequence[Path] = (),
         addresses: Mapping[str, str] | None = None,
+        edges: Any = "all",
     ) -> None:
         members = [*honest, *hostile]
         if addresses is None:
@@ -66,7 +68,7 @@ class Federation:
             for module in modules:
                 shutil.copy(module, folder)
                 sys.path.append(str(module.parent))
-        federate(root, members, roles=hostile)
+        federate(root, members, edges, roles=hostile)
 
     def dialled(self) -> Sequence[str]:
         """Return the names of the nodes whose addresses the others know."""
