@@ -33,7 +33,8 @@ know one, 10 s with one, and its end without a word until all know the successor
     benchmarks/members.py 100 1000 --committee 7
 
 With `--start` the program writes the files of a member of a federation of that size to a temporary folder, and measures how
-a start and each command read them: the processor time, and the memory that the log takes.
+a start and each command read them: the processor time, and the memory that the log takes. It also prints what a newcomer
+receives before it can begin, and the processor time in which the node that admits it signs that.
 
     benchmarks/members.py 1000 10000 --start
 """
@@ -70,6 +71,7 @@ from p2pfl.node.peering.peering_config import DialLimits, Guard, PeeringConfig, 
 from p2pfl.node.peering.peers import Peer, Traffic, Way
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.identity import Identity, Verifier
+from p2pfl.protocols.membership import checkpoint
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import Entry, Membership, Signed, signature_label
 from p2pfl.protocols.transport import Link
@@ -615,13 +617,19 @@ def start(count: int) -> dict[str, Any]:
         memory = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         size = (Path(folder) / MEMBERSHIP).stat().st_size
+    begun = time.process_time()
+    first = checkpoint.make(log, admission, [*log.members][: checkpoint.MOST_MEMBERS])
+    signing = time.process_time() - begun
+    checkpoint.read(first, log.file)
     assert loaded is not None
     assert kept is not None
     assert len(loaded.members) == len(kept.members) == count
     row = {"members": count, "start_s": round(taken, 3), "bytes": size, "memory": memory}
+    row |= {"newcomer_bytes": len(log.file.data) + len(first), "signing_s": round(signing, 3)}
     print(
         f"{count:6} members: {taken:6.3f} s of a core to load the log, {size / 1e6:.2f} MB on disk,"
-        f" {memory / count:,.0f} bytes of memory for each",
+        f" {memory / count:,.0f} bytes of memory for each; a newcomer begins with {row['newcomer_bytes']:,} bytes, signed in"
+        f" {signing:.3f} s",
         flush=True,
     )
     return row

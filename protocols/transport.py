@@ -91,6 +91,8 @@ class AccessControl(Protocol):
     Attributes:
         federation: the federation's id, 16 bytes.
         membership_version: number of the newest entry of the membership log that is known here.
+        stored: number of the entries that are here without a gap from the first on; less than `membership_version` for a
+            newcomer that has begun without the log.
         invites: whether newcomers may ask to become members here.
     """
 
@@ -102,6 +104,9 @@ class AccessControl(Protocol):
 
     @property
     def membership_version(self) -> int: ...
+
+    @property
+    def stored(self) -> int: ...
 
     def refusal(self, key: bytes) -> str:
         """Return the reason why a key is refused, for example "stranger" or "revoked"; "" for a permitted key."""

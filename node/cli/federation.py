@@ -255,7 +255,10 @@ def _show(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import membership_changes
 
     shown = membership_changes.describe(options.folder)
-    print_answer(options, "\n".join(_lines(shown)), shown)
+    lines = _lines(shown)
+    if not shown["complete"]:
+        lines.append("this node has not received the whole membership log yet: there are more members than these")
+    print_answer(options, "\n".join(lines), shown)
     return 0
 
 

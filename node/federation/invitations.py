@@ -35,7 +35,7 @@ from p2pfl.node.peering.peering_config import JoinReply
 from p2pfl.protocols.addresses import network
 from p2pfl.protocols.errors import FederationError, IdentityError, ProtocolError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.membership import invitation
+from p2pfl.protocols.membership import checkpoint, invitation
 from p2pfl.protocols.membership.federation_file import NAME
 from p2pfl.protocols.membership.log import LIMIT, Membership, Role
 from p2pfl.protocols.rate_limit import TokenBucket
@@ -44,7 +44,9 @@ LONGEST = 366 * 24 * 60  # maximum minutes for which a token is valid
 _MAGIC = b"p2pfl invitation 2\n"
 _NOTE = re.compile(r"[0-9a-f]{64}")  # name of a note
 Clock = Callable[[], float]
-Question = invitation.Join | invitation.Look | invitation.Rest
+Question = invitation.Join | invitation.Begin | invitation.Look | invitation.Rest
+Told = Callable[[str], Sequence[str] | None]
+SHORT = 16 << 10  # maximum bytes of a log that a newcomer gets whole, although it could begin with a checkpoint
 AT_ONCE = 4  # requests of newcomers processed in parallel; further ones are refused as "busy"
 REFUSALS, RECOVERY = 10, 0.5  # refusals of one host in a row, and additional ones per second
 
@@ -240,6 +242,8 @@ class InvitationService:
         membership: the node's membership log. It gets an entry once that is on disk, and its callbacks pass the entry
             on.
         booted: returns the seconds since the machine was started.
+        told: returns the members that a newcomer must know to begin, by its name, the most important ones first; None if
+            it must have the whole log.
         must_look: whether to admit only a newcomer that has asked for the federation's file before, as this version does
             to find out whether it can read it. The wire protocol leaves that to the inviter.
     """
@@ -250,9 +254,11 @@ class InvitationService:
         membership: Membership,
         *,
         booted: Clock = boot_clock,
+        told: Told = lambda name: None,
         must_look: bool = False,
     ) -> None:
         self._redeemer = redeemer
+        self._told = told
         self._membership = membership
         self._booted = booted
         self._working = 0
@@ -279,6 +285,7 @@ class InvitationService:
             known = question.known if isinstance(question, invitation.Rest) else 0
             if await self._admit(key, question):
                 self._refusals.take(who, now)  # repeating the answer is expensive, because it is long
+            begun = await self._checkpoint(question.name) if isinstance(question, invitation.Begin) else b""
         except ProtocolError as error:
             self._refusals.take(who, now)
             return _refusal(error)
@@ -288,10 +295,18 @@ class InvitationService:
             return JoinReply(invitation.encode_join(refused), "join failed", str(error))
         finally:
             self._working -= 1
+        if begun:
+            return JoinReply(invitation.encode_join(invitation.Begun(self._membership.file.data, begun)))
         entries = self._membership.after(known, LIMIT)
         return JoinReply(invitation.encode_join(invitation.Joined(self._membership.file.data, entries)))
 
-    async def _admit(self, key: bytes, join: invitation.Join | invitation.Rest) -> bool:
+    async def _checkpoint(self, name: str) -> bytes:
+        """Return a checkpoint for a new member; b"" if it gets the log, because that is short or needed."""
+        if len(self._membership.encode()) <= SHORT or (told := self._told(name)) is None:
+            return b""
+        return await asyncio.to_thread(self._redeemer.sign_checkpoint, self._membership.copy(), [name, *told])
+
+    async def _admit(self, key: bytes, join: invitation.Join | invitation.Begin | invitation.Rest) -> bool:
         """Make a newcomer a member; return whether it was one already, and asks for the log or the rest of it."""
         if await self._is_member(key, join):
             return True
@@ -336,13 +351,19 @@ def _refusal(error: ProtocolError) -> JoinReply:
 
 
 def open_service(
-    folder: Path, membership: Membership, passphrase_file: str, log: EventLogger = LOG
+    folder: Path,
+    membership: Membership,
+    passphrase_file: str,
+    log: EventLogger = LOG,
+    *,
+    told: Told = lambda name: None,
 ) -> tuple[InvitationService | None, str]:
     """Return the invitation service of a node, and permit newcomers to ask.
 
     Args:
         log: receives an event if the key is damaged, not the one in force, or cannot be decrypted; and one for each
             damaged note of a token.
+        told: see InvitationService.
 
     Returns:
         The service; None if the node has no admission key, or cannot use it. The second value says why it cannot.
@@ -361,7 +382,7 @@ def open_service(
         return None, str(error)
     report_damaged_notes(folder, log)
     membership.invites = True
-    return InvitationService(TokenRedeemer(folder, passphrase), membership, must_look=True), ""
+    return InvitationService(TokenRedeemer(folder, passphrase), membership, told=told, must_look=True), ""
 
 
 class TokenRedeemer:
@@ -423,7 +444,7 @@ class TokenRedeemer:
             if isinstance(join, invitation.Look) and note is not None and note.looked_by != key:
                 write_note(self._folder, join.secret, replace(note, looked_by=key))
 
-    def redeem(self, log: Membership, key: bytes, join: invitation.Join) -> None:
+    def redeem(self, log: Membership, key: bytes, join: invitation.Join | invitation.Begin) -> None:
         """Add a newcomer to a log and its file, and mark its token as used.
 
         No other process adds to the log at the same time. Token and name are checked again, because both may be taken
@@ -437,13 +458,26 @@ class TokenRedeemer:
             note = self._valid_note(log, key, join)
             if note is None:
                 return
-            if self._key is None or self._key.public != log.admission:
-                self._key = membership_file.load(self._folder, log, self._passphrase)
+            key_in_force = self._load_key(log)
             # Mark the token first: after a crash between the two writes, only the node with this key can join when it
             # asks again.
             write_note(self._folder, join.secret, replace(note, used_by=key))
             failpoint("invitation-used")
-            log.append(self._key, "add", join.name, key, note.role)
+            log.append(key_in_force, "add", join.name, key, note.role)
+
+    def sign_checkpoint(self, log: Membership, names: Sequence[str]) -> bytes:
+        """Return a checkpoint of the log with proofs of members; see p2pfl.protocols.membership.checkpoint.make.
+
+        Raises:
+            ConfigurationError: the admission key cannot be read, or is not the one in force.
+        """
+        with as_configuration():
+            return checkpoint.make(log, self._load_key(log), names)
+
+    def _load_key(self, log: Membership) -> Identity:
+        if self._key is None or self._key.public != log.admission:
+            self._key = membership_file.load(self._folder, log, self._passphrase)
+        return self._key
 
     def _valid_note(self, log: Membership, key: bytes, join: Question) -> Note | None:
         """Return the note of a token that admits a newcomer; None if the newcomer is a member already."""

@@ -49,6 +49,8 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import (
     INVITATION,
+    Begin,
+    Begun,
     Invitation,
     Join,
     Joined,
@@ -188,6 +190,7 @@ class _OnlyInviter:
     """Access control of a node that is not a member yet: it knows only the node that invites it."""
 
     membership_version = 0
+    stored = 0
     invites = False
 
     def __init__(self, invitation: Invitation) -> None:
@@ -330,7 +333,7 @@ class InviterClient:
             raise FederationError("the inviting node has answered another question")
         return answer, way
 
-    async def ask(self, *groups: Sequence[Way]) -> tuple[Joined, Way]:
+    async def ask(self, *groups: Sequence[Way]) -> tuple[Joined | Begun, Way]:
         """Ask to join over the first way that works; return the answer and that way.
 
         A node that was started just now listens after some seconds. If its port is closed, it is dialled again. Through a
@@ -344,10 +347,15 @@ class InviterClient:
             TransportError: it cannot be reached.
             FederationError: its answer is invalid.
         """
-        answer, way = await self._ask(Join(self._invitation.secret, self._name), groups)
-        if not isinstance(answer, Joined):
+        try:
+            answer, way = await self._ask(Begin(self._invitation.secret, self._name), groups)
+        except _InviterRefusedError as error:
+            if not error.reason.startswith("malformed"):
+                raise
+            answer, way = await self._ask(Join(self._invitation.secret, self._name), groups)  # an earlier version
+        if isinstance(answer, Offered):
             raise FederationError("the inviting node has answered another question")
-        return await self._complete(answer, way), way
+        return answer if isinstance(answer, Begun) else await self._complete(answer, way), way
 
     async def _complete(self, joined: Joined, way: Way) -> Joined:
         """Return an answer with all entries of the log up to the newcomer's, which may not have fitted into it.
@@ -367,7 +375,9 @@ class InviterClient:
             return joined
         return Joined(joined.file, log.encode())
 
-    async def _ask(self, question: Join | Look | Rest, groups: Sequence[Sequence[Way]]) -> tuple[Joined | Offered, Way]:
+    async def _ask(
+        self, question: Join | Begin | Look | Rest, groups: Sequence[Sequence[Way]]
+    ) -> tuple[Joined | Begun | Offered, Way]:
         """Ask a question over the first way that works; see `ask`."""
         request = encode_join(question)
         if (found := await self._ask_over(request, groups)) is not None:
@@ -388,7 +398,9 @@ class InviterClient:
             raise TransportError(f"the inviting node does not answer this token ({problems})")
         raise TransportError(f"the inviting node is not reachable; it must run when you join ({problems})")
 
-    async def _ask_over(self, request: bytes, groups: Sequence[Sequence[Way]]) -> tuple[Joined | Offered, Way] | None:
+    async def _ask_over(
+        self, request: bytes, groups: Sequence[Sequence[Way]]
+    ) -> tuple[Joined | Begun | Offered, Way] | None:
         """Ask over each group of ways until one works; return None if none does.
 
         Raises:
@@ -409,7 +421,9 @@ class InviterClient:
                 self._problems.append(f"no answer within {ANSWERING:g} s")
         return None
 
-    async def _ask_once(self, request: bytes, ways: Sequence[Way]) -> tuple[Joined | Offered | JoinRefused, Way] | None:
+    async def _ask_once(
+        self, request: bytes, ways: Sequence[Way]
+    ) -> tuple[Joined | Begun | Offered | JoinRefused, Way] | None:
         """Dial over all ways, and ask over the first that works; return None if none does."""
         async with AsyncExitStack() as stack:
             attempts = [asyncio.ensure_future(self._dial(way, stack)) for way in ways]

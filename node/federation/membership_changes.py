@@ -40,6 +40,7 @@ from p2pfl.node.federation import agreement, membership_file
 from p2pfl.node.federation.agreement import Approve, approve_all, check_agreement
 from p2pfl.node.federation.membership_file import (
     ADMISSION,
+    BEGINNING,
     COPY,
     FEDERATION,
     FORK,
@@ -60,8 +61,9 @@ from p2pfl.node.privacy_ledger import note_unprotected
 from p2pfl.protocols.election import Term
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership import checkpoint
 from p2pfl.protocols.membership.federation_file import Federation
-from p2pfl.protocols.membership.invitation import Invitation, Joined, Request, decode_admission, encode_admission
+from p2pfl.protocols.membership.invitation import Begun, Invitation, Joined, Request, decode_admission, encode_admission
 from p2pfl.protocols.membership.log import Membership, Role
 
 PASSPHRASE_VARIABLE = "P2PFL_ADMISSION_PASSPHRASE"
@@ -71,7 +73,7 @@ LEFT = "left"  # folder with the files of federations that the node has left
 INVITATIONS = "invitations"  # folder with the notes of tokens; see p2pfl.node.federation.invitations
 OF_FEDERATION = (  # files that belong to one federation, besides its signed file
     INVITATIONS, ADMISSION, f"{ADMISSION}{OLD}", f"{ADMISSION}.new", VOTE, PUBLISHED, FORK, REVOCATION, f"{REVOCATION}{OLD}",
-    f"{MEMBERSHIP}{OLD}", f"{FEDERATION}{OLD}", COPY, MEMBERSHIP,
+    f"{MEMBERSHIP}{OLD}", f"{FEDERATION}{OLD}", COPY, BEGINNING, MEMBERSHIP,
 )  # fmt: skip
 STOP_FIRST = "runs this node; stop it first"  # what holds the lock of a folder whose federation is to change
 
@@ -194,6 +196,7 @@ def describe(folder: Path) -> dict[str, Any]:
         "id": membership.federation.hex(),
         "admission_key": membership.admission.hex(),
         "membership_version": membership.membership_version,
+        "complete": membership.is_complete,
         "members": members,
         "agreed": {key: value for key, value in tables.items() if key != "name"},
     }
@@ -276,7 +279,7 @@ def _free_folder(path: Path, files: Sequence[str]) -> Path:
 # Answers that a newcomer saves
 def accept(
     folder: Path,
-    joined: Joined,
+    joined: Joined | Begun,
     invitation: Invitation,
     own: NodeConfig,
     key: bytes,
@@ -296,10 +299,12 @@ def accept(
         federation = Federation.parse(joined.file)
         if federation.id != invitation.federation:
             raise FederationError("the answer of the inviting node belongs to another federation than the token")
-        membership = _read(federation, joined.log)
+        membership = _read(federation, joined)
         if invitation.admission not in membership.admissions:
             raise FederationError("the admission key of the federation is not the one in the token; ask for a new token")
-        return _keep(folder, membership, own, key, approve)
+        _expect_member(membership, own, key, approve)
+        _enter(folder, membership, joined.checkpoint if isinstance(joined, Begun) else b"")
+    return federation.name
 
 
 def accept_bundle(folder: Path, text: str, own: NodeConfig, key: bytes, *, approve: Approve = approve_all) -> str:
@@ -310,28 +315,33 @@ def accept_bundle(folder: Path, text: str, own: NodeConfig, key: bytes, *, appro
     """
     with as_configuration():
         joined = decode_admission(text)
-        return _keep(folder, _read(Federation.parse(joined.file), joined.log), own, key, approve)
+        membership = _read(Federation.parse(joined.file), joined)
+        _expect_member(membership, own, key, approve)
+        _enter(folder, membership)
+    return membership.file.name
 
 
-def _read(federation: Federation, log: bytes) -> Membership:
+def _read(federation: Federation, joined: Joined | Begun) -> Membership:
     try:
-        return Membership(federation, log)
+        if isinstance(joined, Joined):
+            return Membership(federation, joined.log)
+        membership = Membership(federation)
+        membership.begin(checkpoint.read(joined.checkpoint, federation))
     except ProtocolError as error:
         raise FederationError(str(error)) from error
+    return membership
 
 
-def _keep(folder: Path, membership: Membership, own: NodeConfig, key: bytes, approve: Approve) -> str:
+def _expect_member(membership: Membership, own: NodeConfig, key: bytes, approve: Approve) -> None:
     member = membership.member(own.name)
     if member is None or member.key != key:
         raise FederationError(
             f"the federation has no member {own.name} with the key of this node; ask for a new token or admission"
         )
     approve(own, replace(check_agreement(own, membership.file), rounds=membership.rounds))
-    _enter(folder, membership)
-    return membership.file.name
 
 
-def _enter(folder: Path, membership: Membership) -> None:
+def _enter(folder: Path, membership: Membership, begun: bytes = b"") -> None:
     """Write the files of a federation. Checkpoints from before are set aside, unless the node returns with a new key."""
     try:
         returns = Federation.parse(SYSTEM.read(folder / f"{FEDERATION}{OLD}")).id == membership.federation
@@ -340,7 +350,7 @@ def _enter(folder: Path, membership: Membership) -> None:
     if not returns:
         note_unprotected(folder, checkpoints(folder))  # first: nothing else knows it afterwards
         set_checkpoints_aside(folder)
-    write_federation(folder, membership)
+    write_federation(folder, membership, begun=begun)
 
 
 # Manual admission
@@ -376,6 +386,7 @@ def request(folder: Path, new_key: bool = False) -> str:
             if (folder / name).exists():
                 (folder / name).replace(folder / f"{name}{OLD}")
         SYSTEM.remove(folder / COPY)
+        SYSTEM.remove(folder / BEGINNING)
         fresh.replace(folder / config.KEY)  # last, so that the command can be repeated after an interruption
         SYSTEM.sync(folder)
         return line

@@ -3,6 +3,7 @@
 federation.toml     rules on which the members have agreed, signed
 membership          log of the members, signed entry by entry; commands and a running node both write it
 membership.copy     the same log again, so that a damaged or older one is noticed and mended
+membership.begin    checkpoint of the log with which this node has begun, until it has received the log up to it
 fork                proof that the admission key has signed two logs, usually there is none
 revocation          proof that this node was revoked by an entry that the log does not have; usually there is none
 admission.pem       the admission key in force, mode 0600; it may be encrypted with a passphrase. Its owner decides which
@@ -28,16 +29,19 @@ from p2pfl.node.folder.config import CHECKPOINT, CONFIG, KEY, check_folder_of_no
 from p2pfl.protocols import key_files
 from p2pfl.protocols.errors import FederationError, IdentityError, PassphraseError, ProtocolError
 from p2pfl.protocols.identity import KEY_SIZE, Identity
-from p2pfl.protocols.membership import fork
+from p2pfl.protocols.membership import checkpoint, fork
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import Membership, count_entries
 
 FEDERATION, MEMBERSHIP, REVOCATION, FORK = "federation.toml", "membership", "revocation", "fork"
 COPY = "membership.copy"
+BEGINNING = "membership.begin"
+REJOIN = "remove it and federation.toml, and join again with the same token or a new one"
 RESTORE = "copy it from the folder of another member, where it is the same, or restore it from a backup"
 OLD = ".old"  # suffix of the files of a federation that this node has left to return with a new key
 _MAGIC = b"p2pfl membership 1\n"
 _REVOCATION_MAGIC = b"p2pfl revocation 1\n"
+_BEGINNING_MAGIC = b"p2pfl membership checkpoint 1\n"
 _FORK_MAGIC = b"p2pfl membership fork 1\n"
 ADMISSION = "admission.pem"
 ADMISSION_REMEDY = "restore it from the backup that `federation create` or `federation rotate` has written"
@@ -100,7 +104,7 @@ class MembershipFile:
         with self._disk.exclusive(self._path.with_name(self._path.name + ".lock"), self._patience):
             self.merge(membership)
             yield
-            newest = membership.membership_version
+            newest = membership.stored
             if newest > self.membership_version:
                 write_sealed(self._path, _MAGIC, membership.encode(), disk=self._disk)
                 self.membership_version, self._seen = newest, self._disk.stamp(self._path)
@@ -108,6 +112,8 @@ class MembershipFile:
             if newest > self._copied:
                 write_sealed(self._copy, _MAGIC, membership.encode(), disk=self._disk)
                 self._copied = newest
+            if membership.is_complete:
+                self._disk.remove(self._path.with_name(BEGINNING))
 
     def merge(self, membership: Membership) -> None:
         """Add the entries on disk, if there may be new ones. Only new entries are verified.
@@ -117,7 +123,7 @@ class MembershipFile:
                 if the copy does not count either.
         """
         stamp = self._disk.stamp(self._path)  # before reading, so that a concurrent write is read again
-        if stamp == self._seen != NO_FILE and membership.membership_version >= self.membership_version:
+        if stamp == self._seen != NO_FILE and membership.stored >= self.membership_version:
             return
         problem = self._take(membership, stamp)
         if problem is not None:
@@ -237,9 +243,14 @@ def load_federation(folder: Path, disk: Disk = SYSTEM, log: EventLogger | None =
         membership = Membership(Federation.parse(data))
     except FederationError as error:
         raise ConfigurationError(f"{path}: {error}; {RESTORE}") from error
-    if not disk.exists(folder / MEMBERSHIP) and not disk.exists(folder / COPY):
+    if not any(disk.exists(folder / name) for name in (MEMBERSHIP, COPY, BEGINNING)):
         raise ConfigurationError(f"{folder / MEMBERSHIP} is missing; {RESTORE}")
     MembershipFile(folder, disk=disk, log=log).merge(membership)
+    if begun := _read_proof(folder / BEGINNING, _BEGINNING_MAGIC, disk):
+        try:
+            membership.begin(checkpoint.read(begun, membership.file))
+        except ProtocolError as error:
+            raise ConfigurationError(f"{folder / BEGINNING}: {error}; {REJOIN}") from error
     if content := _read_proof(folder / FORK, _FORK_MAGIC, disk):
         with suppress(ProtocolError):  # it is about another federation
             membership.fork = fork.verify(content, membership.federation, membership.admissions).entries
@@ -254,7 +265,8 @@ def _read_proof(path: Path, magic: bytes, disk: Disk) -> bytes:
     except FileNotFoundError:
         return b""
     except DamagedFileError as error:
-        raise ConfigurationError(f"{error}; remove it, because peers show the proof again") from error
+        mend = REJOIN if path.name == BEGINNING else "remove it, because peers show the proof again"
+        raise ConfigurationError(f"{error}; {mend}") from error
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {explain(error)}") from error
 
@@ -274,13 +286,18 @@ def member_of(folder: Path) -> Membership:
     return membership
 
 
-def write_federation(folder: Path, membership: Membership, disk: Disk = SYSTEM) -> None:
+def write_federation(folder: Path, membership: Membership, disk: Disk = SYSTEM, begun: bytes = b"") -> None:
     """Make a node a member: save its federation's log, and then the federation file.
+
+    Args:
+        begun: the checkpoint with which `membership` begins, in place of the log; b"" if it has the log.
 
     Raises:
         OSError: a file cannot be written.
         ConfigurationError: there is another log already.
     """
+    if begun:
+        write_sealed(folder / BEGINNING, _BEGINNING_MAGIC, begun, disk=disk)
     MembershipFile(folder, disk=disk).save(membership)
     replace_file(folder / FEDERATION, [membership.file.data], mode=PRIVATE, disk=disk)
 

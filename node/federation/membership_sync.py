@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from hashlib import sha256
 
 from p2pfl._util.atomic_files import DiskErrorReporter
 from p2pfl._util.event_log import EventLogger
@@ -62,6 +63,7 @@ class MembershipSync:
         self._file = file or MembershipFile(ready.folder, log=log)
         self._tries = DiskErrorReporter(ready.folder / MEMBERSHIP, "the membership log", log)
         self._grown = asyncio.Event()
+        self._was_complete = self._membership.is_complete
         self._log = log
         self._keys = {member.key for member in self._membership.members.values()}
         self._fork_kept = self._membership.fork is not None
@@ -78,7 +80,7 @@ class MembershipSync:
         """
         while True:
             self._grown.clear()
-            newest = self._membership.membership_version
+            newest = self._membership.stored
             if self._file.has_changed() or self._file.membership_version != newest or self._file.is_behind:
                 await self._synchronise()
             if self._membership.accepted_revocation is not None:
@@ -95,7 +97,7 @@ class MembershipSync:
         """Read new entries from the file, and write missing ones, without blocking the node."""
         whole = self._membership.copy()
         await asyncio.to_thread(self._file.merge, whole)
-        if whole.membership_version != self._file.membership_version or self._file.is_behind:
+        if whole.stored != self._file.membership_version or self._file.is_behind:
             with self._tries.tolerate():
                 await asyncio.to_thread(self._file.save, whole)
         self._membership.catch_up(whole)
@@ -110,6 +112,14 @@ class MembershipSync:
     def _process_entries(self) -> None:
         """Apply new entries of the log, pass them on to the peers, and schedule their writing."""
         self._grown.set()
+        if not self._was_complete and self._membership.is_complete:
+            self._was_complete = True
+            self._keys |= {member.key for member in self._membership.members.values()}  # they are not new
+            self._log.info(
+                f"the membership log is complete: {len(self._membership.members):,} members",
+                kind="log-complete",
+                membership_version=self._membership.membership_version,
+            )
         self._neighbourhood.update()
         self.follow()
         self._peering.forget_released()
@@ -217,6 +227,26 @@ class Neighbourhood:
         at = bisect_left(ring, self._name)
         return (leaders | {ring[at - 1], ring[(at + 1) % len(ring)]}) - {self._name}
 
+    def told(self, newcomer: str) -> list[str] | None:
+        """Return the members that a newcomer must know to begin, the most important ones first; None if it must know all.
+
+        It must know all if they elect a coordinator, or if each round has a graph of all of them. Otherwise these are this
+        node, which admits it, and its neighbours. Of very many neighbours, or with rings that change, the next ones are
+        others for each newcomer. By a rule the newcomer computes the same neighbours from them as from all members, because
+        no other member has a place between those that are next to each other.
+        """
+        if self._coordinated or self.rounds is not None:
+            return None
+        everyone = self._log.members.keys() - {self._name, newcomer}
+        first: set[str] = set()
+        if self.links is not None:
+            first = self.links.rule.neighbours(newcomer, self.links.round) & everyone
+            rest = everyone - first if self.links.rule.changing else set()
+        else:
+            rest = neighbours(self._edges, newcomer, everyone)
+        drawn = sorted(rest, key=lambda name: sha256(f"{newcomer}\0{name}".encode()).digest())
+        return [self._name, *sorted(first), *drawn]
+
     @property
     def outside_committee(self) -> bool:
         """Whether this node has links with some members only, because a committee elects the coordinator."""
@@ -224,8 +254,8 @@ class Neighbourhood:
         return self._coordinated and bool(epochs) and all(self._name not in epoch.members for epoch in epochs)
 
     def known(self) -> int:
-        """Return the number of members in the log."""
-        return len(self._log.members)
+        """Return the number of members of the federation."""
+        return self._log.size
 
     def may_learn_from(self, name: str) -> bool:
         """Return whether this node may learn from a member's models; it may not for observers."""

@@ -29,7 +29,7 @@ from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl, Link
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import Opened, Payload, is_readable
+from p2pfl.protocols.wire.envelope import VERSION, Opened, Payload, is_readable
 from p2pfl.random_streams import RandomStreams
 
 SETTLED = 5.0  # seconds after which no data is in transit over a replaced link
@@ -143,6 +143,8 @@ class MembershipGossip:
     that all are reached at once: exp(-e^-5), see Kermarrec, Massoulie and Ganesh, "Probabilistic reliable dissemination
     in large-scale systems" (2003).
 
+    A newcomer that has begun with a checkpoint asks for the entries before it in the same way, a piece of the log at a time.
+
     Who is missed, or has only peers that withhold entries, finds out by itself: each node tells a random peer its
     membership version every few seconds, or at rest once per rest period, and a peer that knows more sends the others. One
     honest peer suffices.
@@ -188,10 +190,13 @@ class MembershipGossip:
         """Compare the log with those of random peers without end."""
         for turn in count():
             draws, detector = self._streams.generator(turn, "comparison of logs"), self._table.detector
-            seconds = max(COMPARING, detector.rest) if detector.resting else COMPARING
+            rests = detector.resting and not self._lacks_log
+            seconds = max(COMPARING, detector.rest) if rests else COMPARING
             await self._table.pause(seconds * float(draws.uniform(0.75, 1.25)))
             if self._access is not None and (peers := self._table.introduced_peers()):
                 peer = peers[int(draws.integers(len(peers)))]
+                if self._lacks_log and _knows_missing(peer):
+                    self._table.tell(peer, m.MissingEntries(self._access.stored))
                 self._table.tell(peer, m.Entries(self._access.membership_version), Payload.of(NO_ENTRIES))
 
     def send(self, peer: Peer, pause: float = CONFIRMED) -> None:
@@ -207,6 +212,8 @@ class MembershipGossip:
         peer.repetition.start(pause, partial(self._repeat, peer, pause))
         try:
             news = self._access.after(peer.membership_version, m.Entries.LIMIT)
+            if news == NO_ENTRIES:  # this node lacks them itself
+                return
             self._table.send(peer, m.Entries(self._access.membership_version), Payload.of(news))
             peer.membership_version += len(msgspec.msgpack.decode(news, type=list[msgspec.Raw]))
         except TransportError:
@@ -223,11 +230,28 @@ class MembershipGossip:
         peer.membership_version = confirmed
         self.send(peer, min(2 * pause, LONGEST_PAUSE))
 
+    def answer(self, peer: Peer, message: m.MissingEntries) -> None:
+        """Send a peer that has begun with a checkpoint the entries before it that it asks for, within a rate limit.
+
+        Raises:
+            TransportError: the answer cannot be sent.
+        """
+        if self._access is None or not self._news.take(peer.key, asyncio.get_running_loop().time()):
+            return
+        page = self._access.after(message.known, m.MissingEntries.LIMIT)
+        if page != NO_ENTRIES:
+            self._table.send(peer, m.Entries(self._access.membership_version), Payload.of(page))
+
     def greet(self, peer: Peer) -> None:
         """Send a newly introduced peer the entries that it lacks, within a rate limit."""
         self._confirmed[peer.key] = peer.membership_version
         if self._news.take(peer.key, asyncio.get_running_loop().time()):
             self.send(peer)
+
+    @property
+    def _lacks_log(self) -> bool:
+        """Whether this node has begun with a checkpoint, and does not have all entries before it yet."""
+        return self._access is not None and self._access.stored < self._access.membership_version
 
     def lacks_entries(self, peer: Peer) -> bool:
         """Return whether a peer has announced more entries than this node has."""
@@ -257,6 +281,11 @@ class MembershipGossip:
             self.send(peer)  # only what was not sent before, so that a peer that repeats its question gets it once
         elif peer.link is not None:
             self._table.send(peer, m.Entries(self._access.membership_version), Payload.of(NO_ENTRIES))
+
+
+def _knows_missing(peer: Peer) -> bool:
+    """Return whether a peer can be asked for missing entries, which version 6 does not know."""
+    return peer.link is not None and peer.link.version >= VERSION
 
 
 class IncarnationConflictError(P2pflError):

@@ -362,6 +362,8 @@ class PeerManager(PeerTable):
                 self._prober.receive(peer, message)
             case m.Entries():
                 self.gossip.receive(peer, message, opened)
+            case m.MissingEntries():
+                self.gossip.answer(peer, message)
             case m.NotAvailable():
                 self.resolve(peer, message.request, None)
             case m.Bye():

@@ -235,6 +235,10 @@ class Guard:
     def membership_version(self) -> int:
         return self._access.membership_version
 
+    @property
+    def stored(self) -> int:
+        return self._access.stored
+
     def refusal(self, key: bytes) -> str:
         excluded = CAUSE if self.seconds_left(key) else ""
         return self._access.refusal(key) or excluded

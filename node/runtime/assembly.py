@@ -358,7 +358,9 @@ class Assembly:
         neighbourhood = Neighbourhood(ready, connectivity.addresses, self._coordinated)
         if neighbourhood.links is not None:
             neighbourhood.links.enter(1 + last_published(ready.folder / folders.PUBLISHED, log=self._log))
-        service, unanswered = open_service(ready.folder, membership, config.passphrase_file, self._log)
+        service, unanswered = open_service(
+            ready.folder, membership, config.passphrase_file, self._log, told=neighbourhood.told
+        )
         options = PeeringOptions(
             access=guard,
             guard=guard,

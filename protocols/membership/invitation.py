@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity, is_weak, verify
+from p2pfl.protocols.membership.checkpoint import LIMIT as CHECKPOINT_LIMIT
 from p2pfl.protocols.membership.federation_file import LIMIT as FILE_LIMIT
 from p2pfl.protocols.membership.federation_file import NAME
 from p2pfl.protocols.membership.log import LIMIT as LOG_LIMIT
@@ -99,6 +100,16 @@ class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         return f"Join({self.name!r})"
 
 
+class Begin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="begin"):
+    """`Join` of a newcomer that can begin with a checkpoint of the log; it is answered by `Begun` or `Joined`."""
+
+    secret: Bytes16
+    name: Name
+
+    def __repr__(self) -> str:
+        return f"Begin({self.name!r})"
+
+
 class Rest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="rest"):
     """Request of a newcomer that has joined for the entries of the log that did not fit into the answer before.
 
@@ -142,6 +153,13 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     log: Annotated[bytes, Meta(max_length=LOG_LIMIT)]
 
 
+class Begun(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="begun"):
+    """Answer to a newcomer: the federation's file, and a checkpoint of its log (p2pfl.protocols.membership.checkpoint)."""
+
+    file: Annotated[bytes, Meta(max_length=FILE_LIMIT)]
+    checkpoint: Annotated[bytes, Meta(min_length=1, max_length=CHECKPOINT_LIMIT)]
+
+
 class _Bundle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="joined"):
     """`Joined` in a file that its owner brings: the log is whole, however long it is."""
 
@@ -153,11 +171,11 @@ class JoinRefused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     reason: Annotated[str, Meta(max_length=256)]
 
 
-def encode_join(message: Join | Look | Rest | Joined | Offered | JoinRefused) -> bytes:
+def encode_join(message: Join | Begin | Look | Rest | Joined | Begun | Offered | JoinRefused) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-def decode_join(data: bytes) -> Join | Look | Rest:
+def decode_join(data: bytes) -> Join | Begin | Look | Rest:
     """Read a newcomer's request.
 
     Raises:
@@ -166,12 +184,12 @@ def decode_join(data: bytes) -> Join | Look | Rest:
     if len(data) > JOIN_LIMIT:
         raise ProtocolError("malformed", f"a request to join of {len(data)} bytes")
     try:
-        return msgspec.msgpack.decode(data, type=Join | Look | Rest)
+        return msgspec.msgpack.decode(data, type=Join | Begin | Look | Rest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError("malformed", "not a request to join") from error
 
 
-def decode_answer(data: bytes) -> Joined | Offered | JoinRefused:
+def decode_answer(data: bytes) -> Joined | Begun | Offered | JoinRefused:
     """Read the answer to a newcomer's request.
 
     Raises:
@@ -180,7 +198,7 @@ def decode_answer(data: bytes) -> Joined | Offered | JoinRefused:
     if len(data) > ANSWER_LIMIT:
         raise FederationError(f"the answer of the inviting node is too large: {len(data)} bytes")
     try:
-        return msgspec.msgpack.decode(data, type=Joined | Offered | JoinRefused)
+        return msgspec.msgpack.decode(data, type=Joined | Begun | Offered | JoinRefused)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FederationError(f"the answer of the inviting node is invalid: {error}") from error
 

@@ -37,6 +37,14 @@ it, so that a node whose log ends before a hand-over can verify the signature. `
 before the log contains it. It removes the key from those present, but adds no entry and does not change the
 membership version: the entries between are still missing.
 
+A newcomer may begin before it has the log (`begin`). It then knows a checkpoint that the admission key has signed, some
+members that are proven to belong to it (p2pfl.protocols.membership.checkpoint), and the entries after it, which it gets
+like everybody: these are `_Ahead`, and decide alone who is a member here. Behind it the log grows from its first entry, as
+that of any node, with the entries that it asks peers for. When it reaches the checkpoint, its last hash must be the one in
+the checkpoint. From then on the log decides, and nothing distinguishes the node from others. `membership_version` is the
+newest entry that counts here, and `stored` the number of entries that are here without a gap from the first on; they
+differ for such a newcomer only.
+
 What must never be:
 
 - A log loses an entry, so that its membership version decreases.
@@ -124,8 +132,9 @@ class Membership:
         self.file = file
         self.federation = file.id
         self.invites = False
-        self.admissions = [file.admission]
-        self.rounds = first if isinstance(first := file.tables.get("rounds"), int) else 0
+        self._admissions = [file.admission]
+        self._rounds = first if isinstance(first := file.tables.get("rounds"), int) else 0
+        self._ahead: _Ahead | None = None
         size = file.tables.get("committee")
         self.committees = Committees(size if isinstance(size, int) else 0)
         self.on_change: list[Callable[[], None]] = []
@@ -148,7 +157,25 @@ class Membership:
     @property
     def membership_version(self) -> int:
         """Number of the newest entry."""
+        return self.stored if self._ahead is None else self._ahead.membership_version
+
+    @property
+    def stored(self) -> int:
+        """Number of the entries that are here without a gap from the first on."""
         return len(self._log)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all entries that count here are stored here; not so for a newcomer that has begun with a checkpoint."""
+        return self._ahead is None
+
+    @property
+    def admissions(self) -> list[bytes]:
+        return self._admissions if self._ahead is None else self._ahead.admissions
+
+    @property
+    def rounds(self) -> int:
+        return self._rounds if self._ahead is None else self._ahead.rounds
 
     @property
     def election_version(self) -> int:
@@ -163,17 +190,32 @@ class Membership:
     def members(self) -> Mapping[str, Member]:
         """The members by name, sorted. The returned mapping does not change when the log grows."""
         if self._sorted is None:
-            self._sorted = dict(sorted(self._members.items()))
+            self._sorted = dict(sorted((self._members if self._ahead is None else self._ahead.members).items()))
         return self._sorted
+
+    @property
+    def size(self) -> int:
+        """Number of members, also of those that a newcomer does not know yet."""
+        return len(self._members) if self._ahead is None else self._ahead.size
 
     @property
     def added(self) -> Mapping[str, bytes]:
         """SHA-256 of the signed entry that added each member, by name. Another key of a member does not change it."""
-        return MappingProxyType(self._added)
+        return MappingProxyType(self._added if self._ahead is None else self._ahead.added)
+
+    @property
+    def last(self) -> bytes:
+        """SHA-256 of the newest signed entry; zeros before the first."""
+        return self._last if self._ahead is None else self._ahead.last
+
+    @property
+    def hand_overs(self) -> list[bytes]:
+        """The encoded signed hand-overs that are stored here."""
+        return [self._log[number - 1] for number in self._hand_overs]
 
     def member(self, name: str) -> Member | None:
         """Return the member with a name, or None."""
-        return self._members.get(name)
+        return (self._members if self._ahead is None else self._ahead.members).get(name)
 
     def had(self, name: str) -> bool:
         """Return whether a current or former member has this name."""
@@ -182,12 +224,20 @@ class Membership:
     def copy(self) -> Membership:
         """Return an independent copy of the log, without its callbacks. Nothing is verified again."""
         same = copy(self)
-        vars(same).update({name: copy(value) for name, value in vars(self).items() if isinstance(value, list | dict | set)})
+        vars(same).update({name: copy(value) for name, value in vars(self).items() if isinstance(value, _COPIED)})
         same.on_change = []
         same.committees = self.committees.copy()
         return same
 
+    def begin(self, beginning: Beginning) -> None:
+        """Let a checkpoint and the members that it proves count, until the log has reached it."""
+        if beginning.membership_version > self.stored:
+            self._ahead, self._sorted = _Ahead(beginning), None
+
     def refusal(self, key: bytes) -> str:
+        if self._ahead is not None:
+            present = key not in self._ends and any(member.key == key for member in self._ahead.members.values())
+            return "" if present else "revoked" if key in self._ends else "stranger"
         if key in self._present:
             return ""
         return "revoked" if key in self._seen else "stranger"
@@ -198,13 +248,13 @@ class Membership:
 
     def revocation(self, key: bytes) -> bytes:
         ending = self._ends.get(key)
-        if ending is None or (last := ending.entry.membership_version) > self.membership_version:
+        if ending is None or (last := ending.entry.membership_version) > self.stored:
             return b""
         hand_overs = [self._log[number - 1] for number in self._hand_overs if number < last]
         return encode(hand_overs, self._log[last - 1])
 
     def accept_revocation(self, key: bytes, proof: bytes) -> bool:
-        member = next((member for member in self._members.values() if member.key == key), None)
+        member = next((member for member in self.members.values() if member.key == key), None)
         if member is None or self.refusal(key):
             return self.refusal(key) == "revoked"
         try:
@@ -215,15 +265,17 @@ class Membership:
         if entry.name != member.name or (entry.key == key) != (entry.action == "remove"):
             return False
         self._ends[key] = ending
-        self._present.remove(key)
+        self._present.discard(key)  # it is not there yet if the log has not reached the beginning of this node
         self.accepted_revocation = key, proof
         self._report_change()
         return True
 
     def after(self, membership_version: int, limit: int) -> bytes:
-        chosen, size = [], _OVERHEAD
-        for position in range(membership_version, len(self._log)):
-            signed = self._log[position]
+        chosen, size, log = [], _OVERHEAD, self._log
+        if self._ahead is not None and membership_version >= self._ahead.begun:
+            log, membership_version = [link.encoded for link in self._ahead.links], membership_version - self._ahead.begun
+        for position in range(membership_version, len(log)):
+            signed = log[position]
             size += len(signed)
             if size > limit:
                 break
@@ -231,7 +283,7 @@ class Membership:
         return msgspec.msgpack.encode(chosen)
 
     def encode(self) -> bytes:
-        """Return the whole log."""
+        """Return the log, as far as it is stored here."""
         return msgspec.msgpack.encode([msgspec.Raw(signed) for signed in self._log])
 
     def catch_up(self, other: Membership) -> None:
@@ -240,8 +292,8 @@ class Membership:
         Raises:
             ProtocolError: see `extend`.
         """
-        while other.membership_version > self.membership_version:
-            self.extend(other.after(self.membership_version, LIMIT))
+        while other.stored > self.stored:
+            self.extend(other.after(self.stored, LIMIT))
 
     def extend(self, entries: bytes, limit: int = LIMIT) -> int:
         """Add entries that follow the known ones, and ignore the known ones.
@@ -262,13 +314,22 @@ class Membership:
             log = _log.decode(entries)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError("membership", str(error)) from error
-        before = self.membership_version
+        before = self.stored, self.membership_version
         try:
-            self._take(log)
+            self._take(log if self._ahead is None else self._ahead.take(log, self.stored, self.federation, self._ends))
         finally:
-            if self.membership_version > before:
+            if self._ahead is not None and self.stored == self._ahead.begun:
+                self._arrive(self._ahead)
+            grown = max(self.stored - before[0], self.membership_version - before[1])
+            if grown:
                 self._report_change()
-        return self.membership_version - before
+        return grown
+
+    def _arrive(self, ahead: _Ahead) -> None:
+        """Let the log decide, which has reached the checkpoint with which this node began."""
+        self._ahead, self._sorted = None, None
+        self._present -= self._ends.keys()  # a proven revocation that the log does not have yet
+        self._take([link.signed for link in ahead.links])
 
     def _report_change(self) -> None:
         for changed in list(self.on_change):
@@ -315,6 +376,11 @@ class Membership:
         )
 
     def _append(self, identity: Identity, entry: AnyEntry) -> None:
+        if self._ahead is not None:
+            raise FederationError(
+                f"this node has {self.stored:,} of {self.membership_version:,} entries of the membership log, and can change"
+                " nothing before it has all; let it run until it has received them"
+            )
         if identity.public != self.admission:
             raise FederationError("this key is not the current admission key")
         content = msgspec.msgpack.encode(entry)
@@ -329,7 +395,7 @@ class Membership:
         chain, odd = self._follow(log)
         covered = self._count_covered(chain)
         for position, link in enumerate(chain):
-            if position >= covered and not self._is_signed(link.signed, link.entry, self.admission):
+            if position >= covered and not self._is_signed(link.signed, link.entry, self._admissions[-1]):
                 raise _not_signed()
             self._add(link)
         if odd is not None:
@@ -358,7 +424,7 @@ class Membership:
 
     def _count_covered(self, chain: Sequence[_Link]) -> int:
         """Return how many entries are covered by the last signature of their admission key, or are before such."""
-        covered, admission = 0, self.admission
+        covered, admission = 0, self._admissions[-1]
         for position, (signed, entry, *_) in enumerate(chain):
             successor = entry.key if isinstance(entry, Entry) and entry.action == "hand-over" else None
             if successor is not None or position == len(chain) - 1:
@@ -373,17 +439,17 @@ class Membership:
             entry = decode_entry(signed.entry)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError("membership", str(error)) from error
-        number, newest = entry.membership_version, self.membership_version
+        number, newest = entry.membership_version, self.stored
         if entry.federation != self.federation:
             raise ProtocolError("membership", "an entry of another federation")
         if number > newest + 1:
             raise ProtocolError("membership", f"entry {number} after {newest}")
         if number == newest + 1:
             what = f"entry {number} does not follow the entry before it"
-            if newest and self._is_signed(signed, entry, self.admission):
+            if newest and self._is_signed(signed, entry, self._admissions[-1]):
                 raise self._fork(newest, signed, what)
             raise ProtocolError("membership", what)
-        if not any(self._is_signed(signed, entry, key) for key in self.admissions):  # a forged entry is not a fork
+        if not any(self._is_signed(signed, entry, key) for key in self._admissions):  # a forged entry is not a fork
             raise _not_signed()
         what = f"two different entries of membership version {number}; the first one is kept"
         raise self._fork(number, signed, what)
@@ -404,6 +470,10 @@ class Membership:
     def _add(self, link: _Link) -> None:
         """Add an entry that follows the known ones and is signed, if it makes sense."""
         entry = link.entry
+        ahead = self._ahead
+        if ahead is not None and entry.membership_version == ahead.begun and link.hash != ahead.checkpoint:
+            what = f"entry {ahead.begun} is another one than that of the checkpoint with which this node began"
+            raise ProtocolError("membership fork", what)
         if isinstance(entry, Extension):
             self._extend_rounds(entry.rounds)
         elif isinstance(entry, CommitteeEntry):
@@ -419,17 +489,17 @@ class Membership:
         self._last = link.hash
 
     def _extend_rounds(self, rounds: int) -> None:
-        if rounds <= self.rounds:
-            raise ProtocolError("membership", f"an extension to {rounds} rounds of a federation that has {self.rounds}")
-        self.rounds = rounds
+        if rounds <= self._rounds:
+            raise ProtocolError("membership", f"an extension to {rounds} rounds of a federation that has {self._rounds}")
+        self._rounds = rounds
 
     def _apply(self, entry: Entry) -> None:
         name, key, old = entry.name, entry.key, self._members.get(entry.name)
         if entry.action == "hand-over":
-            if name or key in self.admissions:
+            if name or key in self._admissions:
                 raise ProtocolError("membership", "an invalid hand-over: it has a name, or a former admission key")
             _check_strength(key)
-            self.admissions.append(key)
+            self._admissions.append(key)
             self._hand_overs.append(entry.membership_version)
             return
         if not NAME.fullmatch(name):
@@ -445,7 +515,7 @@ class Membership:
                 raise ProtocolError("membership", "this key is or was that of a member, and cannot be used again")
             _check_strength(key)
         if old is not None:
-            self._ends[old.key] = Ending(entry, self.admission)
+            self._ends[old.key] = Ending(entry, self._admissions[-1])
         new = None if entry.action == "remove" else Member(name, key, old.role if old else entry.role)
         self._replace(name, old, new)
         if new is None:
@@ -543,6 +613,125 @@ class _Link(NamedTuple):
     entry: AnyEntry
     encoded: bytes
     hash: bytes
+
+
+class Beginning(NamedTuple):
+    """Verified checkpoint of a log, with some of the members (see p2pfl.protocols.membership.checkpoint).
+
+    Attributes:
+        membership_version: number of its newest entry.
+        last: SHA-256 of that signed entry.
+        rounds: number of rounds of the federation.
+        size: number of members.
+        admissions: the admission keys so far; the last one is in force.
+        members: those of them that it proves.
+        added: SHA-256 of the signed entry that added each of them, by name.
+    """
+
+    membership_version: int
+    last: bytes
+    rounds: int
+    size: int
+    admissions: tuple[bytes, ...]
+    members: tuple[Member, ...]
+    added: Mapping[str, bytes]
+
+
+class _Ahead:
+    """What a newcomer knows before it has the log: a checkpoint, some members, and the entries after the checkpoint.
+
+    Entries about members that it does not know cannot be checked against them. They count when the log has arrived.
+
+    Attributes:
+        begun: number of the newest entry of the checkpoint.
+        checkpoint: SHA-256 of that signed entry.
+        links: the entries after it; each one was verified by its own signature.
+    """
+
+    def __init__(self, beginning: Beginning) -> None:
+        self.begun, self.checkpoint = beginning.membership_version, beginning.last
+        self.rounds, self.size = beginning.rounds, beginning.size
+        self.admissions = [*beginning.admissions]
+        self.members = {member.name: member for member in beginning.members}
+        self.added = dict(beginning.added)
+        self.links: list[_Link] = []
+
+    def __copy__(self) -> _Ahead:
+        same = _Ahead.__new__(_Ahead)
+        vars(same).update({name: copy(value) for name, value in vars(self).items()})
+        return same
+
+    @property
+    def membership_version(self) -> int:
+        return self.begun + len(self.links)
+
+    @property
+    def last(self) -> bytes:
+        return self.links[-1].hash if self.links else self.checkpoint
+
+    def take(self, log: Sequence[Signed], stored: int, federation: bytes, ends: dict[bytes, Ending]) -> list[Signed]:
+        """Take the entries after the checkpoint; return those before it that belong to the log now.
+
+        Args:
+            stored: number of entries of the log. Others before the checkpoint than the next ones are ignored: nobody
+                knows which of them this node has.
+            ends: gets the ends of memberships.
+
+        Raises:
+            ProtocolError: see `Membership.extend`.
+        """
+        earlier: list[Signed] = []
+        for signed in log:
+            try:
+                entry = decode_entry(signed.entry)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                raise ProtocolError("membership", str(error)) from error
+            if entry.membership_version <= self.begun:
+                if earlier or entry.membership_version <= stored + 1:
+                    earlier.append(signed)
+            else:
+                self._follow(signed, entry, federation, ends)
+        return earlier
+
+    def _follow(self, signed: Signed, entry: AnyEntry, federation: bytes, ends: dict[bytes, Ending]) -> None:
+        encoded, number = msgspec.msgpack.encode(signed), entry.membership_version
+        known = number <= self.membership_version
+        if known and encoded == self.links[number - self.begun - 1].encoded:
+            return
+        if entry.federation != federation:
+            raise ProtocolError("membership", "an entry of another federation")
+        if number > self.membership_version + 1:
+            raise ProtocolError("membership", f"entry {number} after {self.membership_version}")
+        label = signature_label(entry) + signed.entry
+        if not any(is_valid(key, signed.signature, label) for key in (self.admissions if known else self.admissions[-1:])):
+            raise _not_signed()
+        if known or entry.before != self.last:
+            raise ProtocolError("membership fork", f"entry {number} belongs to another log than the entries known here")
+        self.links.append(_Link(signed, entry, encoded, sha256(encoded).digest()))
+        if isinstance(entry, Extension):
+            self.rounds = entry.rounds
+        elif isinstance(entry, Entry):
+            self._apply(entry, ends)
+
+    def _apply(self, entry: Entry, ends: dict[bytes, Ending]) -> None:
+        name, old = entry.name, self.members.get(entry.name)
+        if entry.action == "hand-over":
+            self.admissions.append(entry.key)
+            return
+        self.size += {"add": 1, "remove": -1}.get(entry.action, 0)
+        if entry.action == "add":
+            self.members[name], self.added[name] = Member(name, entry.key, entry.role), self.last
+            return
+        if entry.action == "remove":
+            ends[entry.key] = Ending(entry, self.admissions[-1])
+            self.members.pop(name, None)
+            self.added.pop(name, None)
+        elif old is not None:  # otherwise it is a new key of a member that this node does not know yet
+            ends[old.key] = Ending(entry, self.admissions[-1])
+            self.members[name] = Member(name, entry.key, old.role)
+
+
+_COPIED = (list, dict, set, _Ahead)  # what a copy of a log must not share with it
 
 
 def _not_signed() -> ProtocolError:

@@ -152,6 +152,17 @@ class Entries(_Message, frozen=True, tag="entries"):
     LIMIT = 1 << 20  # maximum bytes of entries in one message
 
 
+class MissingEntries(_Message, frozen=True, tag="missing_entries"):
+    """Question for the entries after the first `known` ones, which is answered by `Entries`; only in version 7.
+
+    A newcomer that has begun with a checkpoint asks for those before the checkpoint.
+    """
+
+    known: UInt32
+
+    LIMIT = 256 << 10  # maximum bytes of entries in the answer
+
+
 class Bye(_Message, frozen=True, tag="bye"):
     """Announcement that the sender's model is final: do not wait for it. With `leaving` it will not answer either."""
 
@@ -325,7 +336,20 @@ ElectionMessage = Vote | Voted | Leading | Following
 CommitteeMessage = SignedVote | TermCertificate | WhichTerm | TermOver
 Coordinating = Submit | Assigned | GroupMean | SumRequest | SumAnswer
 Learning = Get | ModelUpdate | GetFragments | FragmentUpdate | Score | Scored | Coordinating
-Presence = Hello | Welcome | NotAvailable | RoundReached | Ping | Pong | PingRequest | IndirectAck | Entries | Bye | Conflict
+Presence = (
+    Hello
+    | Welcome
+    | NotAvailable
+    | RoundReached
+    | Ping
+    | Pong
+    | PingRequest
+    | IndirectAck
+    | Entries
+    | MissingEntries
+    | Bye
+    | Conflict
+)
 Report = Receipts | Carried | Equivocation
 Message = Presence | Report | Learning | ElectionMessage | CommitteeMessage
 WithPayload = (

@@ -5,6 +5,7 @@ import tempfile
 from hashlib import sha256
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import msgspec
@@ -28,6 +29,7 @@ from p2pfl.parameters import Layout
 from p2pfl.protocols import discovery, key_files
 from p2pfl.protocols.election import TIMING
 from p2pfl.protocols.errors import FederationError, ProtocolError
+from p2pfl.protocols.membership import checkpoint, merkle
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import (
     Invitation,
@@ -183,6 +185,27 @@ def check_log(given):
         "members": list_of(log),
         "revoked": sorted(revoked),
     }
+
+
+def check_inclusion(given):
+    proof = [unhex(each) for each in given["proof"]]
+    if not merkle.verify(unhex(given["leaf"]), given["index"], given["size"], proof, unhex(given["root"])):
+        raise ProtocolError("membership")
+    return {}
+
+
+def check_checkpoint(given):
+    file = SimpleNamespace(id=unhex(given["federation"]), admission=unhex(given["admission"]))
+    found = checkpoint.read(unhex(given["bytes"]), file)
+    return plain(
+        {
+            "membership_version": found.membership_version,
+            "last": found.last,
+            "rounds": found.rounds,
+            "admission": found.admissions[-1],
+            "members": {each.name: [each.key, each.role, found.added[each.name]] for each in found.members},
+        }
+    )
 
 
 def check_revocation(given):

@@ -355,6 +355,86 @@ def check_revocation(given):
     return {"action": end["action"], "membership_version": newest, "admission": admission.hex()}
 
 
+HASH = {"leaf": b"\0", "node": b"\1"}
+
+
+def above(leaf, index, size, proof):
+    """Return the root to which an inclusion proof leads, by the definition of the tree; None if its length is wrong."""
+    if size == 1:
+        return None if proof else digest(HASH["leaf"] + leaf)
+    if not proof:
+        return None
+    half = 1 << (size - 1).bit_length() - 1  # the largest power of two below the size
+    right = index >= half
+    below = above(leaf, index - half, size - half, proof[:-1]) if right else above(leaf, index, half, proof[:-1])
+    if below is None:
+        return None
+    return digest(HASH["node"] + (proof[-1] + below if right else below + proof[-1]))
+
+
+def expect_included(leaf, index, size, proof, root):
+    expect(index < size and above(leaf, index, size, proof) == root, "membership")
+
+
+def check_inclusion(given):
+    leaf, root = bytes.fromhex(given["leaf"]), bytes.fromhex(given["root"])
+    expect_included(leaf, given["index"], given["size"], [bytes.fromhex(each) for each in given["proof"]], root)
+    return {}
+
+
+CHECKPOINT = structure(
+    {
+        "federation": B16,
+        "membership_version": integer(1, 2**32 - 1),
+        "last": B32,
+        "rounds": integer(0, 2**53),
+        "size": U32,
+        "root": B32,
+    }
+)
+LEAF = structure(
+    {"name": text(64), "key": B32, "role": one_of("participant", "observer", "coordinator-eligible"), "added": B32}
+)
+TOLD = structure({"index": U32, "leaf": blob(256, 0), "proof": array_of(B32, 32)})
+BEGINNING = structure(
+    {"checkpoint": blob(256, 0), "signature": B64, "hand_overs": array_of(SIGNED, 16), "members": array_of(TOLD, 64)}
+)
+
+
+def check_checkpoint(given):
+    data, federation = bytes.fromhex(given["bytes"]), bytes.fromhex(given["federation"])
+    admissions, newest = [bytes.fromhex(given["admission"])], 0
+    try:
+        expect(len(data) <= 48 * 1024, "malformed")
+        found = read(data, BEGINNING)
+        checkpoint = read(found["checkpoint"], CHECKPOINT)
+        leaves = [read(each["leaf"], LEAF) for each in found["members"]]
+        for one in found["hand_overs"]:
+            entry = read(one["entry"], ENTRY)
+            expect(entry["action"] == "hand-over" and entry["federation"] == federation, "malformed")
+            expect(entry["membership_version"] > newest, "malformed")
+            expect(signed(admissions[-1], one["signature"], b"p2pfl membership 1\0" + one["entry"]), "malformed")
+            admissions.append(entry["key"])
+            newest = entry["membership_version"]
+    except RefusedError:
+        raise RefusedError("membership") from None
+    expect(checkpoint["federation"] == federation, "membership")
+    content = b"p2pfl membership checkpoint 1\0" + found["checkpoint"]
+    expect(signed(admissions[-1], found["signature"], content), "membership")
+    for each, leaf in zip(found["members"], leaves, strict=True):
+        expect_included(each["leaf"], each["index"], checkpoint["size"], each["proof"], checkpoint["root"])
+        expect(NAME.fullmatch(leaf["name"]), "membership")
+    return plain(
+        {
+            "membership_version": checkpoint["membership_version"],
+            "last": checkpoint["last"],
+            "rounds": checkpoint["rounds"],
+            "admission": admissions[-1],
+            "members": {leaf["name"]: [leaf["key"], leaf["role"], leaf["added"]] for leaf in leaves},
+        }
+    )
+
+
 # Admission
 
 
@@ -394,11 +474,12 @@ REQUEST = structure(
 )
 QUESTION = structure({"secret": B16, "name": WORD})
 REST = structure({"secret": B16, "name": WORD, "known": integer(1, 2**32 - 1)})
-JOIN = kinds({"join": QUESTION, "look": QUESTION, "rest": REST})
+JOIN = kinds({"join": QUESTION, "look": QUESTION, "begin": QUESTION, "rest": REST})
 JOINED = structure({"file": blob(65536, 0), "log": blob(4 * MIB, 0)})
 OFFERED = structure({"file": blob(65536, 0), "rounds": integer(0, 2**53)})
 ADMISSION = kinds({"joined": structure({"file": blob(65536, 0), "log": blob(2**32, 0)})})
-JOIN_ANSWER = kinds({"joined": JOINED, "offered": OFFERED, "refused": structure({"reason": text(256)})})
+BEGUN = structure({"file": blob(65536, 0), "checkpoint": blob(48 * 1024, 1)})
+JOIN_ANSWER = kinds({"joined": JOINED, "begun": BEGUN, "offered": OFFERED, "refused": structure({"reason": text(256)})})
 
 
 def check_invitation(given):
@@ -758,6 +839,7 @@ MESSAGES = {
     "ping_request": structure({"request": U32, "subject": B32}),
     "indirect_ack": structure({"request": U32, "subject": B32}),
     "entries": structure({"membership_version": U32}),
+    "missing_entries": structure({"known": U32}),
     "bye": structure({"round": U32, "leaving": boolean}),
     "conflict": structure({}),
     "receipts": structure({}),
@@ -985,6 +1067,8 @@ CHECKS = {
     "agreed": check_agreed,
     "introduction": check_introduction,
     "log": check_log,
+    "inclusion": check_inclusion,
+    "checkpoint": check_checkpoint,
     "revocation": check_revocation,
     "invitation": check_invitation,
     "request": check_request,

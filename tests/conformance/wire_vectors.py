@@ -15,7 +15,10 @@ import msgspec
 import numpy as np
 
 from p2pfl.compression.sparse_updates import tag
+from p2pfl.protocols.membership import checkpoint
 from p2pfl.protocols.membership.invitation import (
+    Begin,
+    Begun,
     Invitation,
     Join,
     Joined,
@@ -38,6 +41,7 @@ from p2pfl.protocols.transports.certificates import make_certificate
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import EARLIER, EMPTY, VERSION, FrameSigner, Payload
 from p2pfl.protocols.wire.payload import encode_extras
+from tests.conformance import wire_vectors_checkpoint
 from tests.conformance.wire_keys import KEYS, SEEDS
 from tests.conformance.wire_making import (
     ADDED,
@@ -584,6 +588,13 @@ def joining_vectors() -> Vectors:
     look = encode_join(Look(secret, "dave"))
     v.good("a look", "look", bytes=look.hex())
     v.bad("a join as a look", "look", "malformed", "another kind", bytes=join.hex())
+    begin = encode_join(Begin(secret, "dave"))
+    v.good("a begin", "join", bytes=begin.hex())
+    begun = Begun(FILE.data, checkpoint.make(LOG, ADMISSION, ["bob"]))
+    v.good("begun", "join answer", bytes=encode_join(begun).hex())
+    v.bad("begun with nothing", "join answer", "malformed", "0 bytes", bytes=pack(["begun", FILE.data, b""]).hex())
+    most = pack(["begun", FILE.data, bytes(49_153)])
+    v.bad("begun with too much", "join answer", "malformed", "49,153 bytes", bytes=most.hex())
     rest = encode_join(Rest(secret, "dave", 3))
     v.good("a rest", "join", bytes=rest.hex())
     v.bad("a rest after nothing", "join", "malformed", "0 entries", bytes=pack(["rest", secret, "dave", 0]).hex())
@@ -626,6 +637,7 @@ def inviter_vectors(v, secret, join, look):
     v.good("shows the file, and lets nobody in", "inviter", **base | {"join": look.hex()})
     v.good("shows it to a member that asks again", "inviter", **base | used | {"log": with_dave, "join": look.hex()})
 
+    v.good("lets in with a begin", "inviter", **base | {"join": encode_join(Begin(secret, "dave")).hex()})
     rest = {"join": encode_join(Rest(secret, "dave", 3)).hex()}
     v.good("sends a member the entries after the third", "inviter", **base | used | {"log": with_dave} | rest)
 
@@ -1233,6 +1245,8 @@ def envelope_7_vectors() -> Vectors:
     v.bad("a model of version 5", "equivocation", "version", "5", **both, proof=(signed() + other).hex())
     v.good("receipts of both versions", "receipts", **both, payload=(signed() + signed(b"1", 6)).hex())
     v.bad("a receipt of version 5", "receipts", "version", "5", **both, payload=other.hex())
+    asked = raw_frame(["missing_entries", MOST], version=b"\7", signature=bytes(64))
+    good("missing_entries", asked)
     for body, payload in [(["carried", 7], Payload.of(bytes(327))), (["carried", MOST], EMPTY)]:
         good(f"carried {body[1]}", raw_frame(body, payload, version=b"\7", signature=bytes(64)))
 
@@ -1593,9 +1607,17 @@ def key_file() -> str:
     return json.dumps({"about": about, "protocol": EARLIER, "keys": keys}, indent=1) + "\n"
 
 
+def merkle_vectors() -> Vectors:
+    v = Vectors("Inclusion proofs in Merkle trees, and checkpoints of the membership log with proofs of members.")
+    wire_vectors_checkpoint.tree_vectors(v)
+    wire_vectors_checkpoint.checkpoint_vectors(v)
+    return v
+
+
 MAKERS: dict[str, Callable[[], Vectors]] = {
     "federation": federation_vectors,
     "membership": membership_vectors,
+    "merkle": merkle_vectors,
     "joining": joining_vectors,
     "tls": tls_vectors,
     "broker": broker_vectors,

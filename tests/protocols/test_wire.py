@@ -57,6 +57,7 @@ EVERY_MESSAGE = [
     m.PingRequest(BIG, b"k" * 32),
     m.IndirectAck(BIG, b"k" * 32),
     m.Entries(BIG),
+    m.MissingEntries(BIG),
     m.Bye(BIG, True),
     m.Receipts(),
     m.Carried(BIG),

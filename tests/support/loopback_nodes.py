@@ -79,7 +79,10 @@ class Honest:
         if membership_file.may_admit(folder):
             self.log.invites = True
             self.service = InvitationService(
-                TokenRedeemer(folder, now=lambda: self.now, booted=lambda: self.now), self.log, booted=lambda: self.now
+                TokenRedeemer(folder, now=lambda: self.now, booted=lambda: self.now),
+                self.log,
+                booted=lambda: self.now,
+                told=neighbourhood.told,
             )
         exchange_config = ExchangeConfig(
             peering=PeeringConfig(

@@ -36,6 +36,7 @@ from p2pfl.node.federation.membership_file import (
 )
 from p2pfl.node.folder import config
 from p2pfl.node.folder.facts import read_facts, update_facts
+from p2pfl.node.peering import control_messages
 from p2pfl.node.peering.peering_config import JoinReply
 from p2pfl.node.status import reader
 from p2pfl.node.status.observer import federation_title
@@ -55,9 +56,10 @@ from p2pfl.protocols.membership.invitation import (
     encode_join,
 )
 from p2pfl.protocols.membership.log import Membership
+from p2pfl.protocols.wire import messages as m
 from p2pfl.task import Part, make_task
 from tests.support.limits import limited
-from tests.support.loopback_nodes import folders, honest
+from tests.support.loopback_nodes import folders, honest, until
 
 NOW, BOOTED = 1_800_000_000.0, 5000.0
 BOB, CAROL, EVE = (Identity.from_seed(bytes([k]) * 32) for k in range(1, 4))
@@ -866,6 +868,46 @@ def test_newcomer_receives_log_that_is_longer_than_an_answer(tmp_path, monkeypat
     inviting.serve(lambda token: joining.join(inviting.bob, token))
     assert load_federation(inviting.bob).encode() == load_federation(inviting.folder).encode()
     assert len(load_federation(inviting.bob).members) == 20
+
+
+@pytest.mark.slow
+def test_newcomer_begins_with_checkpoint_and_receives_the_log_while_it_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(m.MissingEntries, "LIMIT", 9000)
+    monkeypatch.setattr(control_messages, "COMPARING", 0.05)
+    monkeypatch.setattr(control_messages, "NEWS_RATE", 1000.0)
+    inviting = Inviting(tmp_path)
+    log, key = load_federation(inviting.folder), Identity.load(inviting.folder / membership_file.ADMISSION)
+    for k in range(150):
+        log.append(key, "add", f"node-{k}", Identity.from_seed(k.to_bytes(32, "big")).public)
+    membership_file.MembershipFile(inviting.folder).save(log)
+    inviting.serve(lambda token: joining.join(inviting.bob, token))
+    files = {path.name: path.stat().st_size for path in inviting.bob.iterdir()}
+    assert "membership" not in files
+    assert files["membership.begin"] + files["federation.toml"] < 64 << 10
+    begun = load_federation(inviting.bob)
+    assert (begun.membership_version, begun.stored, len(begun.members)) == (153, 0, 64)
+    assert {"alice", "bob"} <= begun.members.keys()
+    with pytest.raises(ConfigurationError, match="can change nothing before it has all"):
+        shutil.copy(inviting.folder / "admission.pem", inviting.bob)
+        membership_changes.revoke(inviting.bob, "alice")
+
+    async def main():
+        async with honest(inviting.folder) as alice:
+            there = {"alice": alice.transport.address}
+            async with honest(inviting.bob, addresses=there) as bob:
+                bob.peering.begin(bob.peering.gossip.run(), "comparison of logs")
+                await until(lambda: bob.log.stored > 0)
+                assert bob.log.stored < 153
+            assert load_federation(inviting.bob).membership_version == 153  # interrupted, and continued
+            async with honest(inviting.bob, addresses=there) as bob:
+                bob.peering.begin(bob.peering.gossip.run(), "comparison of logs")
+                await until(lambda: bob.log.is_complete)
+                assert bob.log.encode() == alice.log.encode()
+                await until(lambda: not (inviting.bob / "membership.begin").exists())
+                assert not {*alice.rejected, *bob.rejected} - {"link lost"}
+
+    asyncio.run(main())
+    assert load_federation(inviting.bob).members == load_federation(inviting.folder).members
 
 
 def test_rest_of_log_is_for_the_member_that_has_joined(home, inviter):

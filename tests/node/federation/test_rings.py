@@ -23,10 +23,12 @@ from p2pfl.node.settings import Settings
 from p2pfl.policies.dac import Dac
 from p2pfl.policies.random import Random
 from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership import checkpoint
 from p2pfl.protocols.membership.federation_file import Federation as FederationFile
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transports.handshake import ENTRIES_LIMIT
 from p2pfl.protocols.transports.in_process import MemoryTransport
+from p2pfl.protocols.wire import messages as m
 from p2pfl.sim.simulation.clock import run
 from p2pfl.topologies.rings import RingRule
 from tests.support.federation import Federation
@@ -78,7 +80,7 @@ class Ringed(Federation):
     def exchange(self, name, task=None, agreed=None):
         self.incarnations[name] += 1
         self.policies[name] = self.policy()
-        log = self.logs[name] = self.log.copy()
+        log = self.logs[name] = self.log_of(name)
         ready = SimpleNamespace(
             membership=log,
             agreement=SimpleNamespace(edges="all", topology=self.topology, seed=self.settings.seed),
@@ -125,6 +127,10 @@ class Ringed(Federation):
             exchange.peering.found(self.keys[other].public, f"memory:{other}", "mdns")
         self.graphs[name] = keeper if around.links.rule.changing else None
         return exchange
+
+    def log_of(self, name):
+        """Return the log with which a member starts."""
+        return self.log.copy()
 
     def make(self, name, **options):
         exchange = self.exchange(name)
@@ -203,6 +209,59 @@ def test_members_form_learn_take_a_newcomer_and_drop_a_revoked_one():
         assert federation.partners(new, max(federation.watch[new].weights)) <= federation.neighbours(new)
 
     ringed(test, NAMES, {"name": "rings", "degree": 8}, later=[new], settings=settings, policy=Random)
+
+
+class Beginning(Ringed):
+    """Federation whose newcomers begin with a checkpoint."""
+
+    def log_of(self, name):
+        if name != NAMES[-1]:
+            return super().log_of(name)
+        told = self.around[NAMES[0]].told(name)
+        log = Membership(FILE)
+        log.begin(checkpoint.read(checkpoint.make(self.log, ADMISSION, [name, *told]), FILE))
+        return log
+
+
+@pytest.mark.slow
+def test_newcomer_that_begins_with_a_checkpoint_learns_with_its_neighbours_before_it_has_the_log(monkeypatch):
+    monkeypatch.setattr(m.MissingEntries, "LIMIT", 2000)  # eleven entries
+    settings = Settings(rounds=40, deadline=20.0, members=60)
+    new, gone = NAMES[-1], NAMES[9]
+
+    async def main():
+        federation = Beginning(NAMES, {"name": "rings", "degree": 8}, [new], settings=settings, policy=Random)
+        present = NAMES[:-1]
+        federation.start(*present)
+        await federation.round(NAMES[0], 2)
+        first = federation.logs[NAMES[0]]
+        first.append(ADMISSION, "add", new, federation.keys[new].public)
+        federation.log = first
+        federation.start(new)
+        log, near = federation.logs[new], federation.around[NAMES[0]].around(new)
+        assert not log.is_complete
+        assert federation.neighbours(new) == near
+        assert near <= log.members.keys()
+        assert len(log.members) <= 10
+        await federation.until(lambda: federation.watch[new].weights)  # it has learned
+        assert not log.is_complete
+        assert log.stored < 40
+        first.append(ADMISSION, "remove", gone, federation.keys[gone].public)
+        await federation.until(lambda: federation.logs[new].refusal(federation.keys[gone].public) == "revoked")
+        assert not log.is_complete
+        await federation.until(lambda: log.is_complete)
+        assert log.encode() == first.encode()
+        assert federation.neighbours(new) <= {*NAMES} - {gone, new}
+        assert any("the membership log is complete: 63 members" in line for line in federation.said[new])
+        await federation.kill(gone)
+        await federation.done(*(name for name in NAMES if name != gone))
+        assert not any("is a new member" in line for line in federation.said[new])
+
+    async def limited():
+        async with asyncio.timeout(2000):
+            await main()
+
+    run(limited())
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from p2pfl.sim.simulation.clock import run
 class Log:
     """A log of two entries."""
 
-    membership_version = 2
+    membership_version = stored = 2
 
     def __init__(self):
         self.got = []
@@ -66,7 +66,7 @@ def test_entries_are_repeated_until_they_are_confirmed():
 
 def test_long_log_is_sent_message_by_message_as_they_are_confirmed():
     class LongLog(Log):
-        membership_version = 7
+        membership_version = stored = 7
 
         def after(self, version, limit):  # two entries fit into a message
             return msgspec.msgpack.encode([b"entry"] * min(2, 7 - version))

@@ -14,7 +14,7 @@ from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.parameters import Layout
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.membership import invitation
+from p2pfl.protocols.membership import checkpoint, invitation
 from p2pfl.protocols.membership.federation_file import LIMIT as FILE_LIMIT
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import LIMIT as LOG_LIMIT
@@ -79,6 +79,10 @@ def take_entries(data):
     Membership(FILE, LOG.encode()).extend(data)
 
 
+def take_checkpoint(data):
+    checkpoint.read(data, FILE)
+
+
 def take_frame(data):
     FrameVerifier({"bob": BOB.public}, ALICE.public, FILE.id, 1 << 20).open(data)
 
@@ -133,6 +137,10 @@ BOMBS = {  # by name: the decoder, the input, and the limit of its memory in byt
     "a presence of 4 MB": (lambda data: transport.Directory(LOG).read(BOB.public, data), EMPTY, SMALL),
     "a newcomer's question of 4 MB": (invitation.decode_join, EMPTY, SMALL),
     "an answer to it of empty arrays": (invitation.decode_answer, b"\x93\xa6joined" + EMPTY, 3 * LOG_LIMIT),
+    "a checkpoint of empty arrays": (take_checkpoint, EMPTY[: checkpoint.LIMIT], 4 * checkpoint.LIMIT),
+    "a checkpoint of 4 MB": (take_checkpoint, EMPTY, SMALL),
+    "a checkpoint that is deep": (take_checkpoint, DEEP[: checkpoint.LIMIT], 4 * checkpoint.LIMIT),
+    "a checkpoint of 2**32 fields": (take_checkpoint, HUGE, 4 * checkpoint.LIMIT),
     "a federation's file of 4 MB": (take_file, DEEP, 8 * FILE_LIMIT),
     "a federation's file that is deep": (take_file, signed_file(b"a = " + b"[" * 60_000), 8 * FILE_LIMIT),
 }

@@ -45,7 +45,7 @@ from p2pfl.protocols import discovery
 from p2pfl.protocols.election import Ballot, Electorate, Term
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.membership import invitation
+from p2pfl.protocols.membership import checkpoint, invitation
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, Request
 from p2pfl.protocols.membership.log import Membership, Signed
@@ -108,6 +108,7 @@ MESSAGES = [
     (m.PingRequest(7, CAROL.public), envelope.EMPTY),
     (m.IndirectAck(7, CAROL.public), envelope.EMPTY),
     (m.Entries(3), Payload.of(LOG.encode())),
+    (m.MissingEntries(2), envelope.EMPTY),
     (m.Bye(1, False), envelope.EMPTY),
     (m.Bye(1, True), envelope.EMPTY),
     (m.Vote(3, 1, True), envelope.EMPTY),
@@ -396,6 +397,11 @@ class InputFuzzer:
                 [pack_value(Joined(FILE.data, LOG.encode())), pack_value(JoinRefused("no"))],
                 invitation.decode_answer,
                 FederationError,
+            ),
+            "checkpoint": (
+                [checkpoint.make(LOG, ADMISSION, [*LOG.members][:2])],
+                lambda data: checkpoint.read(data, FILE),
+                ProtocolError,
             ),
             "token": ([self._token()], lambda data: Invitation.parse(self.word(data)), FederationError),
             "request": (
