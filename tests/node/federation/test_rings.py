@@ -310,7 +310,7 @@ def test_addresses_and_conduct_of_members_are_kept_while_they_are_no_peers():
         federation.start()
         await federation.round("n000", 2)
         exchange = federation.nodes["n000"].exchange
-        bad = next(iter(federation.neighbours("n000")))
+        bad = min(federation.neighbours("n000"))
         exchange.conduct.distrust = 1
         exchange.conduct.penalise(bad, "refused models")
         assert bad in exchange.view.left_out
