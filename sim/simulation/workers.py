@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.reduction import ForkingPickler
@@ -54,8 +54,8 @@ class Worker:
     def __init__(self, work: Callable[..., None], *args: Any) -> None:
         context = _context()
         self.pipe, far = context.Pipe()
-        self.process = context.Process(target=_begin, args=(work, far, *args))
         with _interrupts_held_back(), _without_current_folder(), _without_main_module():
+            self.process = context.Process(target=_begin, args=(dict(os.environ), work, far, *args))
             self.process.start()
         far.close()  # closes the pipe when the worker ends
 
@@ -189,7 +189,14 @@ def _paste_object(text: str, factory: bytes) -> ObjectName:
 ForkingPickler.register(ObjectName, _copy_object)
 
 
-def _begin(work: Callable[..., None], pipe: Pipe, *args: Any) -> None:
+def _begin(environment: Mapping[str, str], work: Callable[..., None], pipe: Pipe, *args: Any) -> None:
+    """Begin the work of a process, in the environment of its parent.
+
+    On Linux it is a copy of a process with the environment of the first start: without this, a program that has changed
+    P2PFL_DATA since would get data from the folder of before.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     work(pipe, *args)
 

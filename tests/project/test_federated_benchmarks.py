@@ -34,8 +34,6 @@ def test_scenario_of_the_page_runs_on_writers(tmp_path, monkeypatch, capsys):
             [
                 "run",
                 "femnist.toml",
-                "--engine",
-                "local",
                 "--set",
                 "nodes=4",
                 "--set",

@@ -392,7 +392,7 @@ def test_dac_selects_among_the_candidates_of_the_round():
     ringed(test, NAMES[:20], {"name": "changing-rings", "degree": 6}, settings=settings, policy=Dac)
 
 
-# Whom a member has links with
+# Links of a member
 
 
 def links(changing=True, count=200, degree=8):
@@ -479,7 +479,7 @@ def test_newcomer_cannot_compute_its_place_before_it_is_admitted():
     assert tokens[0] != tokens[1]
 
 
-# What is agreed
+# Agreement
 
 
 @pytest.fixture

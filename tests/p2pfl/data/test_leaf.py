@@ -172,5 +172,5 @@ partition = { name = "writer" }
 test_classes = "writers"
 model = { name = "linear" }
 """)
-    assert main(["run", str(tmp_path / "study.toml"), "--engine", "local", "--out", str(tmp_path / "out")]) == 0
+    assert main(["run", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out")]) == 0
     assert "4 writers" in capsys.readouterr().out
