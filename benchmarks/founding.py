@@ -19,14 +19,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -42,7 +39,6 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.random_streams import RandomStreams
 from tests.support import brokers
 
-ROOT = Path(__file__).parents[1]
 TOML = """
 rounds = {rounds}
 members = {members}
@@ -63,10 +59,6 @@ WAITING, MEASURED = 60.0, 30.0  # seconds before and during the measurement of a
 
 
 class Federation(processes.Federation):
-    def launch(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        path = os.pathsep.join([str(ROOT / "tests/support/no_torch"), str(ROOT)])
-        return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}, **options)
-
     def states(self) -> list[dict[str, Any]]:
         return [self.state(name) for name in self.names]
 
@@ -183,8 +175,8 @@ def main() -> None:
         if given.degree is not None:
             graph = nx.random_regular_graph(given.degree, given.members, seed=given.seed)
             edges = [(names[a], names[b]) for a, b in graph.edges]
-        federation = Federation(root, names, toml, edges=edges)
-        with federation.running():
+        federation = Federation(root, names, toml, edges=edges, torch=False)
+        with federation.running(start=False):
             if given.absent:
                 figures = wait_alone(federation, given.absent)
             else:

@@ -1,4 +1,4 @@
-"""What a light node costs: its start, its memory, and its idle time, with eight neighbours on loopback.
+"""Costs of a light node: its start, its memory, and its idle time, with eight neighbours on loopback.
 
     benchmarks/light.py                         # probe periods of 10, 30 and 120 s, each idle for a minute
     benchmarks/light.py --neighbours 3 --seconds 20 --periods 10
@@ -29,12 +29,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
 from benchmarks import processes
-from tests.support.without_torch import PYTHONPATH
 
 TOML = """
 rounds = {rounds}
@@ -53,16 +52,8 @@ INSIDE = "P2PFL_LIGHT_INSIDE"  # set in the network namespace
 MIB = 2**20
 
 
-class Federation(processes.Federation):
-    def launch(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH}, **options)
-
-    def pids(self) -> list[int]:
-        return [process.pid for process in self.processes.values()]
-
-
 class Use(NamedTuple):
-    """What the processes have used so far.
+    """Figures of what the processes have used so far.
 
     Attributes:
         wake_ups: voluntary switches of all threads.
@@ -124,8 +115,8 @@ def measure(neighbours: int, period: float, seconds: float) -> Row:
     names = [f"node-{k}" for k in range(1 + neighbours)]
     with tempfile.TemporaryDirectory() as root:
         toml = TOML.format(rounds=ROUNDS, members=len(names), period=period)
-        federation = Federation(Path(root), names, toml)
-        with federation.running():
+        federation = processes.Federation(Path(root), names, toml, torch=False)
+        with federation.running(start=False):
             federation.start(names[0])
             first = federation.processes[names[0]].pid
             federation.wait(lambda: "network" in federation.state(names[0]), "the first node listens")
@@ -135,7 +126,7 @@ def measure(neighbours: int, period: float, seconds: float) -> Row:
                 lambda: all(federation.state(name)["state"] == "serving" for name in names), "all rounds are done"
             )
             time.sleep(2 * period)
-            pids = federation.pids()
+            pids = [process.pid for process in federation.processes.values()]
             before, began = used(pids), time.monotonic()
             time.sleep(seconds)
             after, taken = used(pids), time.monotonic() - began

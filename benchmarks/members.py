@@ -9,9 +9,8 @@ Each member has its own peers, membership log and gossip as on a machine, with r
 those of them with entries of the log, the processor time, and the virtual time until the event's effect is complete: all
 members are connected to their neighbours, or know the newest entry. The same seed gives the same frames.
 
-Then three federations of their own are attacked or disturbed while one member is revoked. The program prints the virtual
-time until 99 % of the honest members that run know the revocation, and that time in hops, of which one takes 20 ms; it fails
-above 2 log2(N) hops.
+Then one member is revoked in three more federations, each with its own trouble. The program prints the virtual time until
+99 % of the honest, running members know the revocation, also in hops of 20 ms. It fails above 2 log2(N) hops.
 
 - Churn: within a minute, 30 % of the members end and start again, at times drawn from the seed.
 - Withholding: half of the members receive entries, confirm them, and pass none on.
@@ -561,7 +560,7 @@ def late(rows: Sequence[dict[str, Any]]) -> list[str]:
     return found
 
 
-def stub_signatures() -> None:
+def hash_instead_of_signing() -> None:
     """Replace signatures by hashes of the same size, for federations so large that signing would take hours."""
 
     def sign(self: Identity, data: bytes) -> bytes:
@@ -693,7 +692,7 @@ def main() -> None:
             continue
         if count > MOST_SIGNED:
             print(f"{count:6} members: signatures are hashes from here on", flush=True)
-            stub_signatures()
+            hash_instead_of_signing()
         rows += run(measure(count, given.degree, given.seed))
         attacked += [run(disturbed(count, given.degree, given.seed, what)) for what in ("churn", "withholding", "lying")]
         attacked.append(run(halves(count, given.degree, given.seed)))

@@ -19,6 +19,7 @@ import psutil
 from p2pfl.node.folder import config
 from p2pfl.node.status import reader
 from tests.support.processes import federate, free_ports
+from tests.support.without_torch import PYTHONPATH
 
 PATIENCE = 180.0  # maximum seconds to wait for an event
 
@@ -32,6 +33,7 @@ class Federation:
         modules: modules of the user's own, which every folder gets a copy of.
         addresses: of each node; by default free ports of loopback. Those without are no members yet.
         edges: pairs of honest members that exchange models; "all" for all pairs.
+        torch: whether the processes may import PyTorch.
 
     Attributes:
         names: names of the honest members.
@@ -49,11 +51,13 @@ class Federation:
         modules: Sequence[Path] = (),
         addresses: Mapping[str, str] | None = None,
         edges: Any = "all",
+        torch: bool = True,
     ) -> None:
         members = [*honest, *hostile]
         if addresses is None:
             addresses = {name: f"127.0.0.1:{port}" for name, port in zip(members, free_ports(len(members)), strict=True)}
         self.root = root
+        self.torch = torch
         self.names = list(honest)
         self.addresses = addresses
         self.folders = {name: root / name for name in addresses}
@@ -89,17 +93,23 @@ class Federation:
 
     def launch(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         """Begin the process of a node."""
-        return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **options)
+        path = {} if self.torch else {"PYTHONPATH": PYTHONPATH}
+        return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | path, **options)
 
     def log(self, name: str) -> Path:
         """Return the file with the output of a node."""
         return self.root / f"{name}.log"
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Run the honest members."""
+    def running(self, start: bool = True) -> Iterator[None]:
+        """Run the honest members, and end all processes afterwards.
+
+        Args:
+            start: start them now; otherwise the caller does.
+        """
         try:
-            self.start()
+            if start:
+                self.start()
             yield
         finally:
             for process in self.processes.values():

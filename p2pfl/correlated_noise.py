@@ -337,7 +337,7 @@ def check_correlated(
 
 
 class Offer(NamedTuple):
-    """What a node claims to add, in gradients of the mean loss; see the head of the module.
+    """Noise that a node claims to add, in gradients of the mean loss; see the head of the module.
 
     Attributes:
         own: s, the least standard deviation of its own noise in a model with noise of edges.

@@ -54,7 +54,7 @@ _PLACE = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the admission key signs.
+    """Content that the admission key signs.
 
     Attributes:
         membership_version: number of the newest entry.
@@ -94,7 +94,7 @@ class _Leaf(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class _Beginning(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a newcomer gets.
+    """Message to a newcomer, with all that it needs to begin.
 
     Attributes:
         checkpoint: `Checkpoint`, as msgpack.

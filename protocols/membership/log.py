@@ -638,7 +638,7 @@ class Beginning(NamedTuple):
 
 
 class _Ahead:
-    """What a newcomer knows before it has the log: a checkpoint, some members, and the entries after the checkpoint.
+    """Knowledge of a newcomer before it has the log: a checkpoint, some members, and the entries after the checkpoint.
 
     Entries about members that it does not know cannot be checked against them. They count when the log has arrived.
 

@@ -29,23 +29,8 @@ def test_scenario_of_the_page_runs_on_writers(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("P2PFL_DATA", str(tmp_path / "data"))
     make(tmp_path / "data", sizes=(12, 9, 10, 11))
     file_of_page("femnist.toml")
-    assert (
-        main(
-            [
-                "run",
-                "femnist.toml",
-                "--set",
-                "nodes=4",
-                "--set",
-                "rounds=1",
-                "--seeds",
-                "0:1",
-                "--out",
-                "out",
-            ]
-        )
-        == 0
-    )
+    changes = ["--set", "nodes=4", "--set", "rounds=1", "--seeds", "0:1"]
+    assert main(["run", "femnist.toml", *changes, "--out", "out"]) == 0
     out = capsys.readouterr().out
     assert "4 writers" in out
     assert {run["name"] for run in json.loads(Path("out/summary.json").read_text())["runs"]} == {"local", "dac", "fedavg"}
