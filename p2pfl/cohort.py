@@ -24,7 +24,7 @@ generators, and every sum is taken in the order in which a single node takes it;
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import chain
@@ -33,7 +33,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pfl.random_streams import RandomStreams, digests, uniform_draws
+from p2pfl.random_streams import RandomStreams, StreamsOfEach, digests, generators, uniform_draws
 
 EACH = "each node"
 """The own id of every node in a cohort."""
@@ -76,6 +76,11 @@ class GeneratorsOfEach:
     def of(self, node: int) -> np.random.Generator:
         """Return the generator of one node; every call returns an equal one."""
         return self._streams[node].generator(self._round, self._purpose)
+
+    def each(self, nodes: Sequence[int]) -> Iterator[np.random.Generator]:
+        """Yield the generator of each of some nodes."""
+        streams = self._streams.of(nodes) if isinstance(self._streams, StreamsOfEach) else [self._streams[k] for k in nodes]
+        return generators(streams, self._round, self._purpose)
 
     def random(self, counts: Counts) -> Floats:
         """Return the first uniform draws of each node, [N, m] with at least the greatest count."""

@@ -7,7 +7,7 @@ computed again on its own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import overload
@@ -96,6 +96,11 @@ def _digests(streams: Sequence[RandomStreams], round: int, purpose: str) -> list
     if isinstance(streams, StreamsOfEach):
         return streams.digests(round, purpose)
     return [stream.digest(round, purpose) for stream in streams]
+
+
+def generators(streams: Sequence[RandomStreams], round: int, purpose: str) -> Iterator[np.random.Generator]:
+    """Yield `generator(round, purpose)` of each stream."""
+    return map(_generator, _digests(streams, round, purpose))
 
 
 def permutations(streams: Sequence[RandomStreams], round: int, purpose: str, n: int, count: int = 1) -> np.ndarray:

@@ -4,7 +4,7 @@ Personalized Federated Learning", 2024, algorithms 2 and 3).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from itertools import compress
 from math import inf, isinf, isnan, nan
 from typing import Any, ClassVar, NamedTuple, Self
@@ -16,6 +16,8 @@ from p2pfl.cohort import EACH, Counts, GeneratorsOfEach, IdsOfEach, QueriesOfEac
 from p2pfl.parameters import Parameters, PrivateParameters
 from p2pfl.policy import Update
 from p2pfl.queries import Answering, AnsweringTogether, Loss, Losses, Query, Split
+
+MOST_WEIGHTED = 2**22  # values of the models of a cohort that are multiplied by their weights once for all nodes: 16 MiB
 
 Fetch = Callable[[Sequence[str]], Awaitable[Sequence[Update]]]
 
@@ -64,18 +66,18 @@ class Sets(NamedTuple):
     y_weight: int
     losses: tuple[float, float] | None = None
 
-    def with_candidates(self, weights: Sequence[int], models: Sequence[Parameters]) -> Sets:
-        """Add candidates to Y."""
+    def with_candidates(self, weights: Sequence[int], weighted: Iterable[Parameters]) -> Sets:
+        """Add candidates to Y; `weighted` has their models multiplied by their weights."""
         y = self.y.copy()
-        for weight, params in zip(weights, models, strict=True):
-            y += weight * params
+        for params in weighted:
+            y += params
         return self._replace(y=y, y_weight=self.y_weight + sum(weights))
 
-    def after(self, accepted: bool, weight: int, params: Parameters) -> Sets:
-        """Add a candidate to X if it was accepted, or remove it from Y."""
+    def after(self, accepted: bool, weight: int, weighted: Parameters) -> Sets:
+        """Add a candidate to X if it was accepted, or remove it from Y; `weighted` is its model times its weight."""
         if accepted:
-            return self._replace(x=self.x + weight * params, x_weight=self.x_weight + weight)
-        return self._replace(y=self.y - weight * params, y_weight=self.y_weight - weight)
+            return self._replace(x=self.x + weighted, x_weight=self.x_weight + weight)
+        return self._replace(y=self.y - weighted, y_weight=self.y_weight - weight)
 
 
 class Decisions(NamedTuple):
@@ -102,6 +104,7 @@ class DecideGreedily(Query[Decisions], frozen=True, gc=False):
         draws: a number in [0, 1) for each decision, float64 [K].
         limit: number of candidates that may be accepted; the loop ends with the last of them.
         added: whether Y contains the candidates; if not, they are added first.
+        weighted: whether the models are already multiplied by their weights, as those are that many nodes share.
         private: completes models with the node's private values; None if no values are private.
     """
 
@@ -113,6 +116,7 @@ class DecideGreedily(Query[Decisions], frozen=True, gc=False):
     draws: np.ndarray
     limit: int
     added: bool = True
+    weighted: bool = False
     private: PrivateParameters | None = None
 
     @property
@@ -139,21 +143,19 @@ async def _ggc_of_each(
     own: Update, models: UpdatesOfEach, *, compute: Any, rng: GeneratorsOfEach, limit: Counts
 ) -> IdsOfEach:
     """Run `ggc` for each node; the own update has the models of all nodes, [N, P]."""
-    ids, weights, nodes, queries, orders = models.ids, np.maximum(models.n_samples, 1).tolist(), [], [], []
-    own_rows, rows = list(own.params), list(models.published)
-    limits = np.broadcast_to(limit, len(rows)).tolist()
-    for node in np.flatnonzero(ids.counts).tolist():
-        if not limits[node]:
-            continue
-        of, senders = rng.of(node), ids.of(node)
+    ids, weights, queries, orders = models.ids, _weights(models), [], []
+    weighted = models.published.size <= MOST_WEIGHTED
+    rows = _rows(models.published, weights, weighted)
+    totals = rows if weighted and own.params is models.published else _rows(own.params, weights, True)
+    limits = np.broadcast_to(limit, len(rows))
+    nodes = np.flatnonzero((ids.counts > 0) & (limits != 0)).tolist()
+    for node, of, most in zip(nodes, rng.each(nodes), limits[nodes].tolist(), strict=True):
+        senders = ids.of(node)
         order = senders[of.permutation(len(senders))].tolist()
-        weight = weights[node]
-        total = weight * own_rows[node]
-        sets = Sets(total, total, weight, weight)
+        sets = Sets(totals[node], totals[node], weights[node], weights[node])
         draws = of.random(len(order))
-        query = DecideGreedily(sets, [rows[k] for k in order], [weights[k] for k in order], draws, limits[node], added=False)
-        nodes.append(node)
-        queries.append(query)
+        candidates = [rows[k] for k in order]
+        queries.append(DecideGreedily(sets, candidates, [weights[k] for k in order], draws, most, False, weighted))
         orders.append(order)
     chosen: list[Sequence[int]] = [()] * len(rows)
     if queries:
@@ -174,10 +176,22 @@ async def ggc(
     if not models or limit == 0:
         return ()
     ids = sorted(model.sender for model in models)
-    models = _in_order([ids[k] for k in rng.permutation(len(ids)).tolist()], models)
-    query = _query(_first_sets(own), models, rng, limit, added=False)
+    order = [ids[k] for k in rng.permutation(len(ids)).tolist()]
+    candidates = _in_order(order, [_candidate(model) for model in models])
+    query = _query(_first_sets(own), candidates, rng, limit, added=False)
     accepted, _ = await compute(query)
-    return tuple(sorted(model.sender for model, accept in zip(models, accepted, strict=False) if accept))
+    return tuple(sorted(each.sender for each, accept in zip(candidates, accepted, strict=False) if accept))
+
+
+def _weights(models: UpdatesOfEach) -> list[int]:
+    """Return the weight of the model of each node."""
+    weights: list[int] = np.maximum(models.n_samples, 1).tolist()
+    return weights
+
+
+def _rows(models: np.ndarray, weights: Sequence[int], weighted: bool) -> list[Parameters]:
+    """Return the models, float32 [N, P], one by one, multiplied by their weights if they are `weighted`."""
+    return list(models * np.array(weights, np.float32)[:, None] if weighted else models)
 
 
 class _Request:
@@ -195,11 +209,13 @@ async def _bggc_of_each(
 ) -> SelectionOfEach:
     """Run `bggc` for each node, in step: all fetches of a step are one fetch, and all decisions are computed together."""
     samples = np.broadcast_to(own.n_samples, len(own.params)).tolist()
-    searches: dict[int, Any] = {}
-    for k, (most, size) in enumerate(zip(limit.tolist(), batch.tolist(), strict=True)):
+    weighted = own.params.size <= MOST_WEIGHTED
+    nodes, searches = range(len(samples)), dict[int, Any]()
+    for k, of, most, size in zip(nodes, rng.each(nodes), limit.tolist(), batch.tolist(), strict=True):
         single = Update(k, own.round, own.stage, own.params[k], samples[k])  # type: ignore[arg-type]
         known: Any = ids.of(k).tolist()
-        searches[k] = bggc(single, known, _Request, compute=_Request, rng=rng.of(k), limit=most, batch=size)
+        options = {"limit": most, "batch": size, "weighted": weighted}
+        searches[k] = _search(single, known, _Request, compute=_Request, rng=of, **options)
     found: list[Selection] = [Selection((), own.params[k], {}) for k in searches]
     answers: dict[int, Any] = dict.fromkeys(searches)
     fetching: dict[int, list[int]] = {}
@@ -215,14 +231,15 @@ async def _bggc_of_each(
         answers = {}
         if fetching:  # first, because a fetch takes no time
             updates = await fetch(IdsOfEach.of_lists([sorted(fetching.get(k, ())) for k in searches]))
-            samples_of, rows = updates.n_samples.tolist(), list(updates.published)
-            came = [Update(j, own.round, own.stage, row, samples_of[j]) for j, row in enumerate(rows)]  # type: ignore[arg-type]
+            weights = _weights(updates)
+            rows = _rows(updates.published, weights, weighted)
+            came = [_Candidate(*each) for each in zip(nodes, weights, rows, strict=True)]  # type: ignore[arg-type]
             for k, senders in fetching.items():
                 answers[k] = [came[j] for j in senders]
             fetching = {}
         elif asking:
-            nodes = sorted(asking)
-            answers = dict(zip(nodes, await compute(QueriesOfEach(nodes, [asking[k] for k in nodes])), strict=True))
+            who = sorted(asking)
+            answers = dict(zip(who, await compute(QueriesOfEach(who, [asking[k] for k in who])), strict=True))
             asking = {}
     chosen = IdsOfEach.of_lists([each.ids for each in found])  # type: ignore[misc]
     return SelectionOfEach(chosen, np.array([each.mean for each in found]), {EACH: 1.0})
@@ -265,10 +282,50 @@ async def bggc(
         limit: maximum number of selected peers, without the own model.
         batch: number of models to fetch at a time; 0 is all.
     """
+
+    async def candidates(ids: Sequence[str]) -> list[_Candidate]:
+        return [_candidate(model) for model in await fetch(ids)]
+
+    return await _search(own, ids, candidates, compute=compute, rng=rng, limit=limit, batch=batch)
+
+
+class _Candidate(NamedTuple):
+    """A model that may be selected, as it is or multiplied by its weight.
+
+    Attributes:
+        sender: the id of its node.
+        weight: its weight in a sum.
+    """
+
+    sender: str
+    weight: int
+    params: Parameters
+
+
+def _candidate(model: Update) -> _Candidate:
+    return _Candidate(model.sender, _weight(model), model.params)
+
+
+async def _search(
+    own: Update,
+    ids: Sequence[str],
+    fetch: Callable[[Sequence[str]], Awaitable[Sequence[_Candidate]]],
+    *,
+    compute: Compute,
+    rng: np.random.Generator,
+    limit: int | None,
+    batch: int,
+    weighted: bool = False,
+) -> Selection:
+    """Run `bggc`.
+
+    Args:
+        weighted: whether the models that `fetch` returns are multiplied by their weights.
+    """
     order = [ids[k] for k in rng.permutation(len(ids)).tolist()]
     size = batch or max(len(order), 1)
     batches = [order[start : start + size] for start in range(0, len(order) if limit != 0 else 0, size)]
-    search = _Search(own, compute, rng, limit)
+    search = _Search(own, compute, rng, limit, weighted)
     for part in batches:
         search.add(_in_order(part, await fetch(part)))
     for part in batches:
@@ -285,8 +342,9 @@ class _Search:
         seen: the candidates that were added to Y.
     """
 
-    def __init__(self, own: Update, compute: Compute, rng: np.random.Generator, limit: int | None) -> None:
+    def __init__(self, own: Update, compute: Compute, rng: np.random.Generator, limit: int | None, weighted: bool) -> None:
         self._own = own
+        self._weighted = weighted
         self._compute = compute
         self._rng = rng
         self._limit = limit
@@ -294,20 +352,29 @@ class _Search:
         self._chosen: dict[str, int] = {}
         self.seen: set[str] = set()
 
-    def add(self, models: Sequence[Update]) -> None:
+    def add(self, models: Sequence[_Candidate]) -> None:
         """Add candidates to Y."""
-        self._sets = self._sets.with_candidates(*_parts(models))
-        self.seen.update(model.sender for model in models)
+        senders, weights, params = _columns(models)
+        self._sets = self._sets.with_candidates(weights, _weighted(weights, params, self._weighted))
+        self.seen.update(senders)
 
-    async def decide(self, models: Sequence[Update]) -> bool:
+    async def decide(self, models: Sequence[_Candidate]) -> bool:
         """Decide on candidates in Y, one after another. Return True when the limit is reached."""
         left = None if self._limit is None else self._limit - len(self._chosen)
-        accepted, losses = await self._compute(_query(self._sets, models, self._rng, left))
-        for model, accept in zip(models, accepted, strict=False):
-            self._sets = self._sets.after(accept, _weight(model), model.params)
+        query = _query(self._sets, models, self._rng, left, weighted=self._weighted)
+        accepted, losses = await self._compute(query)
+        weighted = _weighted(query.weights, query.candidates, self._weighted)
+        (x, y, x_weight, y_weight, _), chosen = self._sets, self._chosen
+        x, y = x.copy(), y.copy()
+        for (sender, weight, _), params, accept in zip(models, weighted, accepted, strict=False):
             if accept:
-                self._chosen[model.sender] = _weight(model)
-        self._sets = self._sets._replace(losses=losses)
+                x += params
+                x_weight += weight
+                chosen[sender] = weight
+            else:
+                y -= params
+                y_weight -= weight
+        self._sets = Sets(x, y, x_weight, y_weight, losses)
         return len(self._chosen) == self._limit
 
     def selection(self) -> Selection:
@@ -345,12 +412,13 @@ def decide_together(queries: Sequence[DecideGreedily], losses: Losses | None) ->
 def _decide(query: DecideGreedily) -> Generator[Sets, tuple[float, float], Decisions]:
     """Yield sets whose means are to be evaluated, receive their losses, and return the decisions."""
     sets, accepted = query.sets, []
-    steps = list(zip(query.weights, query.candidates, query.draws.tolist(), strict=True))
     if not query.added:
-        sets = sets.with_candidates(query.weights, query.candidates)
+        sets = sets.with_candidates(query.weights, _weighted(query.weights, query.candidates, query.weighted))
+    models = _weighted(query.weights, query.candidates, query.weighted)
+    steps = zip(query.weights, models, query.draws.tolist(), strict=True)
     x_loss, y_loss = sets.losses or _known((yield sets))
-    for weight, params, draw in steps:
-        joined, left = sets.after(True, weight, params), sets.after(False, weight, params)
+    for weight, weighted, draw in steps:
+        joined, left = sets.after(True, weight, weighted), sets.after(False, weight, weighted)
         new_x_loss, new_y_loss = _known((yield Sets(joined.x, left.y, joined.x_weight, left.y_weight)))
         accepted.append(draw < acceptance(gain(x_loss, new_x_loss), gain(y_loss, new_y_loss)))
         if accepted[-1]:
@@ -406,16 +474,28 @@ def _first_sets(own: Update) -> Sets:
 
 
 def _query(
-    sets: Sets, models: Sequence[Update], rng: np.random.Generator, limit: int | None, added: bool = True
+    sets: Sets,
+    models: Sequence[_Candidate],
+    rng: np.random.Generator,
+    limit: int | None,
+    *,
+    added: bool = True,
+    weighted: bool = False,
 ) -> DecideGreedily:
-    weights, params = _parts(models)
+    _, weights, params = _columns(models)
     most = len(models) if limit is None else limit
-    return DecideGreedily(sets, params, weights, rng.random(len(models)), most, added)
+    return DecideGreedily(sets, params, weights, rng.random(len(models)), most, added, weighted)
 
 
-def _parts(models: Sequence[Update]) -> tuple[list[int], list[Parameters]]:
-    """Return the weights of models, and their parameters."""
-    return [_weight(model) for model in models], [model.params for model in models]
+def _weighted(weights: Sequence[int], models: Sequence[Parameters], already: bool) -> Iterable[Parameters]:
+    """Return models multiplied by their weights, each when it is used, unless they `already` are."""
+    return models if already else (weight * params for weight, params in zip(weights, models, strict=True))
+
+
+def _columns(models: Sequence[_Candidate]) -> tuple[Sequence[str], Sequence[int], Sequence[Parameters]]:
+    """Return the senders of models, their weights, and their parameters."""
+    senders, weights, params = zip(*models, strict=True) if models else ((), (), ())
+    return senders, weights, params
 
 
 def _weight(model: Update) -> int:
@@ -423,6 +503,6 @@ def _weight(model: Update) -> int:
     return max(model.n_samples, 1)
 
 
-def _in_order(order: Sequence[str], models: Sequence[Update]) -> list[Update]:
-    by_sender: Mapping[str, Update] = {model.sender: model for model in models}
+def _in_order(order: Sequence[str], models: Sequence[_Candidate]) -> list[_Candidate]:
+    by_sender = {model.sender: model for model in models}
     return [by_sender[id] for id in order if id in by_sender]

@@ -119,7 +119,9 @@ def fitting(rng: np.random.Generator, ids: Sequence[str], sizes: Sequence[int], 
     """
     taken: set[int] = set()
     for place in rng.permutation(len(ids)).tolist():
-        if sizes[place] <= limit and len(taken) < most:
+        if len(taken) >= most:
+            break
+        if sizes[place] <= limit:
             limit -= sizes[place]
             taken.add(place)
     return [ids[place] for place in sorted(taken)]

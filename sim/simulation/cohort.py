@@ -25,6 +25,7 @@ No node has an object of its own: its data, streams, traffic and budget are rows
 from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple, TypeVar, cast, get_args
@@ -343,7 +344,7 @@ class Cohort:
         """Return the final state of all nodes."""
         policies = [self.policy]
         if isinstance(self.policy, SupportsPreselection):
-            policies = [self.plan.policy(k) for k in range(self.count)]
+            policies = [copy(self.policy) for _ in range(self.count)]
             for k, each in enumerate(policies):
                 each.restore(self._state_of(k))
         budget, counts = cast(BudgetOfEach, self.me.budget), self.peers.counts()
