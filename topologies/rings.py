@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import sha256
 from struct import Struct
 from typing import Generic, TypeVar
@@ -117,18 +117,28 @@ class Rings(Generic[Id]):
             sorted((each[ring], id) for id, each in places.items()) for ring in range(self._hashes.rings)
         ]
 
-    def change(self, tokens: Mapping[Id, bytes]) -> None:
-        """Replace the members: those that are new, gone, or have another token lose or get their places."""
-        if tokens == self._tokens:
-            return
-        if not self._tokens:
+    def change(self, tokens: Mapping[Id, bytes], ids: Iterable[Id] | None = None) -> None:
+        """Replace the members: those that are new, gone, or have another token lose or get their places.
+
+        Args:
+            ids: those that may be new, gone, or have another token; None to compare all.
+        """
+        if not self._tokens and ids is None:
             self._place(tokens)
             return
-        for id in [id for id, token in self._tokens.items() if tokens.get(id) != token]:
-            self._remove(id)
-        for id, token in tokens.items():
-            if id not in self._tokens:
+        for id in self._tokens.keys() | tokens.keys() if ids is None else ids:
+            token, before = tokens.get(id), self._tokens.get(id)
+            if token == before:
+                continue
+            if before is not None:
+                self._remove(id)
+            if token is not None:
                 self._add(id, token)
+
+    def __copy__(self) -> Rings[Id]:
+        same: Rings[Id] = Rings.__new__(Rings)
+        same._hashes, same._tokens, same._rings = self._hashes, self._tokens.copy(), [ring.copy() for ring in self._rings]
+        return same
 
     def _add(self, id: Id, token: bytes) -> None:
         self._tokens[id] = token
@@ -210,11 +220,15 @@ class RingRule:
         self._names: list[str] = []  # sorted, for rings that change
         self._orders: OrderedDict[int, Ints] = OrderedDict()  # of the latest rounds
 
-    def change(self, tokens: Mapping[str, bytes]) -> None:
-        """Replace the members by those with the given tokens, 32 bytes each."""
+    def change(self, tokens: Mapping[str, bytes], names: Collection[str] | None = None) -> None:
+        """Replace the members by those with the given tokens, 32 bytes each.
+
+        Args:
+            names: those that may be new, gone, or have another token; None to compare all.
+        """
         if not self.changing:
-            self._rings.change(tokens)
-        elif tokens != self._tokens:
+            self._rings.change(tokens, names)
+        elif tokens != self._tokens if names is None else any(tokens.get(n) != self._tokens.get(n) for n in names):
             self._orders.clear()
             self._tokens = dict(tokens)
             self._names = sorted(tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -25,6 +25,7 @@ from p2pfl.node.log import LOG
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.peering.peering_config import Member
 from p2pfl.protocols.election import Electorate
+from p2pfl.topologies.rings import RingRule
 from p2pfl.topologies.schedules import NamedSchedule
 
 LOOKING = 5.0  # seconds between checks of the file, which commands may change, and between attempts to write
@@ -65,7 +66,8 @@ class MembershipSync:
         self._grown = asyncio.Event()
         self._was_complete = self._membership.is_complete
         self._log = log
-        self._keys = {member.key for member in self._membership.members.values()}
+        self._seen = self._membership.membership_version  # the newest entry that was processed
+        self._ended = self._membership.ended
         self._fork_kept = self._membership.fork is not None
         self._membership.on_change.append(self._process_entries)
 
@@ -110,28 +112,40 @@ class MembershipSync:
             self._log.error(describe_fork(self._membership), kind="membership-fork")
 
     def _process_entries(self) -> None:
-        """Apply new entries of the log, pass them on to the peers, and schedule their writing."""
+        """Apply new entries of the log, pass them on to the peers, and schedule their writing.
+
+        The cost is that of the entries, not of the members: most entries are about members that do not concern this node.
+        """
         self._grown.set()
-        if not self._was_complete and self._membership.is_complete:
+        changed: set[str] | None = None
+        if self._was_complete or not self._membership.is_complete:
+            changed = self._membership.names_after(self._seen)
+        else:
             self._was_complete = True
-            self._keys |= {member.key for member in self._membership.members.values()}  # they are not new
             self._log.info(
                 f"the membership log is complete: {len(self._membership.members):,} members",
                 kind="log-complete",
                 membership_version=self._membership.membership_version,
             )
-        self._neighbourhood.update()
-        self.follow()
+        self._seen = self._membership.membership_version
+        self._neighbourhood.update(changed)
+        self.follow(changed or ())
         self._peering.forget_released()
         if self._election is not None:
             self._election.change(self._neighbourhood.electorate())
-        before, self._keys = self._keys, {member.key for member in self._membership.members.values()}
-        self._peering.gossip.spread(urgent=not before <= self._keys)
+        before, self._ended = self._ended, self._membership.ended
+        self._peering.gossip.spread(urgent=self._ended > before)
 
-    def follow(self) -> None:
-        """Make the peers those members that concern this node now."""
+    def follow(self, changed: Collection[str] = ()) -> None:
+        """Make the peers those members that concern this node now.
+
+        Args:
+            changed: names of members that new entries are about. Others are new neighbours because a rule or a change of
+                the committee has made them so.
+        """
         peering, membership_version = self._peering, self._membership.membership_version
         now, links = self._neighbourhood.members(), self._neighbourhood.links
+        dialled, sources = links.dialled() if links is not None else set(), self._neighbourhood.sources(now)
         for name, peer in list(peering.peers.items()):
             if name not in now and self._membership.member(name) is not None and not self._membership.refusal(peer.key):
                 peering.release(name)
@@ -145,16 +159,16 @@ class MembershipSync:
                 )
         for name, member in now.items():
             if name not in peering.peers:
-                if member.key not in self._keys:  # otherwise a rule or a change of the committee has made it a neighbour
+                if name in changed:
                     self._log.info(
                         f"{name} is a new member (membership version {membership_version})",
                         kind="member-added",
                         peer=name,
                         membership_version=membership_version,
                     )
-                peering.add(name, member, self._neighbourhood.may_learn_from(name))
+                peering.add(name, member, name in sources)
             if links is not None:
-                peering.set_way(name, dialled=name in links.dialled(), source=self._neighbourhood.may_learn_from(name))
+                peering.set_way(name, dialled=name in dialled, source=name in sources)
 
 
 class Neighbourhood:
@@ -165,6 +179,7 @@ class Neighbourhood:
         coordinated: whether the policy has a coordinator. It may be any member, so this node connects to all of them,
             whatever the topology is. In a federation with a committee the members of the committee do so. The others connect
             to those, and to the next two members in the ring of names, so that the log reaches them without a committee.
+        rule: of the rings, such as one that shares its places with other nodes in this process; by default a new one.
 
     Attributes:
         rounds: the graph of each round, if the federation has a topology with one for each. Its nodes are the members
@@ -173,7 +188,9 @@ class Neighbourhood:
         links: the links by the rule, if the federation has rings. Observers have places, too; nobody fetches from them.
     """
 
-    def __init__(self, ready: LoadedNode, addresses: Sequence[str], coordinated: bool = False) -> None:
+    def __init__(
+        self, ready: LoadedNode, addresses: Sequence[str], coordinated: bool = False, rule: RingRule | None = None
+    ) -> None:
         assert ready.membership is not None
         assert ready.agreement is not None
         self._name = ready.config.name
@@ -185,19 +202,21 @@ class Neighbourhood:
         self._coordinated = coordinated
         agreed = ready.agreement
         self.rounds: NamedSchedule | None = None
-        self._names: dict[bytes, str] = {}  # of all members by key, once they are needed
         self.links: RuleLinks | None = None
-        if (rule := ring_rule(agreed.topology, agreed.seed)) is not None:
+        if (rule := rule or ring_rule(agreed.topology, agreed.seed)) is not None:
             rule.change(self._log.added)
             self.links = RuleLinks(rule, self._name)
         elif agreed.topology:
             self.rounds = NamedSchedule(partial(graphs_of, agreed.topology, agreed.seed), self._learning())
 
-    def update(self) -> None:
-        """Compute the neighbours by a rule from the members that the log has now."""
-        self._names = {}
+    def update(self, changed: Collection[str] | None = None) -> None:
+        """Compute the neighbours by a rule from the members that the log has now.
+
+        Args:
+            changed: names of the members that new entries are about; None to compare all.
+        """
         if self.links is not None:
-            self.links.rule.change(self._log.added)
+            self.links.rule.change(self._log.added, changed)
         if self.rounds is not None:
             self.rounds.change(self._learning())
 
@@ -210,14 +229,15 @@ class Neighbourhood:
         found = {}
         for name in sorted(self._near()):
             known = (self._configured[name],) if name in self._configured else ()
-            found[name] = Member(self._log.members[name].key, (*known, *self._addresses))
+            if (member := self._log.member(name)) is not None:
+                found[name] = Member(member.key, (*known, *self._addresses))
         return found
 
     def _near(self) -> set[str]:
         """Return the names of the members with which this node may exchange messages."""
+        if self.links is not None:  # without a list of everyone, which each entry would sort again
+            return self.links.names(asyncio.get_running_loop().time())
         everyone, epochs = self._log.members, self._log.committees.epochs
-        if self.links is not None:
-            return self.links.names(asyncio.get_running_loop().time()) & everyone.keys()
         if not self._coordinated:
             return neighbours(self._edges, self._name, everyone)
         leaders = {name for epoch in epochs for name in epoch.members if name in everyone}
@@ -259,11 +279,18 @@ class Neighbourhood:
 
     def may_learn_from(self, name: str) -> bool:
         """Return whether this node may learn from a member's models; it may not for observers."""
+        return bool(self.sources([name]))
+
+    def sources(self, names: Iterable[str]) -> set[str]:
+        """Return those of some members from whose models this node may learn."""
         if self.links is not None:
-            near = name in self.links.sources()
+            near = self.links.sources().intersection(names)
+        elif self._edges == "all":
+            near = set(names) - {self._name}
         else:
-            near = name in neighbours(self._edges, self._name, self._log.members)
-        return near and self._log.members[name].role != "observer"
+            near = self._linked(self._name).intersection(names)
+        found = {name: self._log.member(name) for name in near}
+        return {name for name, member in found.items() if member is not None and member.role != "observer"}
 
     @property
     def sparse(self) -> bool:
@@ -277,9 +304,7 @@ class Neighbourhood:
 
     def name_of(self, key: bytes) -> str | None:
         """Return the name of the member with a key; None if there is none."""
-        if not self._names:
-            self._names = {member.key: name for name, member in self._log.members.items()}
-        return self._names.get(key)
+        return self._log.name_of(key)
 
     def askers(self) -> set[str] | None:
         """Return the names of the nodes that may fetch from this node, members or not; None for all."""
@@ -293,12 +318,17 @@ class Neighbourhood:
             return self.links.rule.neighbours(name, self.links.round) & self._log.members.keys()
         if self._edges == "all":
             return set(self._log.members) - {name}
+        return self._linked(name) & self._log.members.keys()
+
+    def _linked(self, name: str) -> set[str]:
+        """Return the nodes, members or not, to which edges of a list lead from a member."""
+        assert self._edges != "all"
         if self._links is None:
             self._links = {}
             for one, other in self._edges:
                 self._links.setdefault(one, set()).add(other)
                 self._links.setdefault(other, set()).add(one)
-        return self._links.get(name, set()) & self._log.members.keys()
+        return self._links.get(name, set())
 
     def electorate(self) -> Electorate:
         """Return the members that vote for a coordinator."""

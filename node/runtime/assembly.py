@@ -521,7 +521,7 @@ def member_exchange(
     peers = neighbourhood.members()
     roles = NeighbourRoles(
         members=peers,
-        sources=[name for name in peers if neighbourhood.may_learn_from(name)],
+        sources=sorted(neighbourhood.sources(peers)),
         askers=neighbourhood.askers() if coordination is not None else None,
         observer=config.name in membership.members and membership.members[config.name].role == "observer",
         sparse=neighbourhood.sparse,

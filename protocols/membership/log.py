@@ -65,6 +65,7 @@ from typing import Annotated, Literal, NamedTuple, NoReturn
 import msgspec
 from msgspec import Meta
 
+from p2pfl._util.shared_dict import SharedDict
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity, Verifier, is_weak
 from p2pfl.protocols.identity import verify as is_valid
@@ -104,6 +105,7 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
+_signed = msgspec.msgpack.Decoder(Signed)
 _log = msgspec.msgpack.Decoder(list[Signed])  # an entry has at least 69 bytes, so LIMIT bounds their number, too
 
 
@@ -138,17 +140,16 @@ class Membership:
         size = file.tables.get("committee")
         self.committees = Committees(size if isinstance(size, int) else 0)
         self.on_change: list[Callable[[], None]] = []
-        self._members: dict[str, Member] = {}
+        self._members: SharedDict[str, Member] = SharedDict()
         self._sorted: dict[str, Member] | None = None  # cache of `members`, filled on demand
-        self._present: set[bytes] = set()  # keys of current members
-        self._seen: set[bytes] = set()  # keys of all current and former members
+        self._seen: SharedDict[bytes, str] = SharedDict()  # keys of all current and former members, and their names
         self.accepted_revocation: tuple[bytes, bytes] | None = None
         self.fork: tuple[bytes, bytes] | None = None
         self._ends: dict[bytes, Ending] = {}  # ends of memberships, by the former member's key
         self._hand_overs: list[int] = []  # membership versions of the hand-overs
-        self._names: set[str] = set()  # names of all current and former members
+        self._former: set[str] = set()  # names of members that were removed; some may be members again
         self._log: list[bytes] = []  # encoded signed entries
-        self._added: dict[str, bytes] = {}  # by member: hash of the signed entry that added it
+        self._added: SharedDict[str, bytes] = SharedDict()  # by member: hash of the signed entry that added it
         self._last = _NONE
         self._verifiers: dict[bytes, Verifier] = {}  # verifiers of admission keys
         if entries:
@@ -188,7 +189,10 @@ class Membership:
 
     @property
     def members(self) -> Mapping[str, Member]:
-        """The members by name, sorted. The returned mapping does not change when the log grows."""
+        """The members by name, sorted. The returned mapping does not change when the log grows.
+
+        After each change of the log the first call sorts all of them; `member`, `name_of` and `names_after` do not.
+        """
         if self._sorted is None:
             self._sorted = dict(sorted((self._members if self._ahead is None else self._ahead.members).items()))
         return self._sorted
@@ -217,14 +221,41 @@ class Membership:
         """Return the member with a name, or None."""
         return (self._members if self._ahead is None else self._ahead.members).get(name)
 
+    def name_of(self, key: bytes) -> str | None:
+        """Return the name of the member with a key; None if there is none."""
+        if self._ahead is not None:
+            return next((member.name for member in self._ahead.members.values() if member.key == key), None)
+        return None if key in self._ends else self._seen.get(key)
+
+    def names_after(self, membership_version: int) -> set[str]:
+        """Return the names of the members that the entries after a membership version add, remove, or give another key.
+
+        A newcomer that has begun with a checkpoint knows the names in the entries after it only.
+        """
+        if self._ahead is None:
+            signed = map(_signed.decode, self._log[membership_version:])
+            entries = [decode_entry(each.entry) for each in signed]
+        else:
+            entries = [link.entry for link in self._ahead.links[max(0, membership_version - self._ahead.begun) :]]
+        return {entry.name for entry in entries if isinstance(entry, Entry) and entry.action != "hand-over"}
+
+    @property
+    def ended(self) -> int:
+        """Number of keys whose membership has ended."""
+        return len(self._ends)
+
     def had(self, name: str) -> bool:
         """Return whether a current or former member has this name."""
-        return name in self._names
+        return name in self._members or name in self._former
 
     def copy(self) -> Membership:
-        """Return an independent copy of the log, without its callbacks. Nothing is verified again."""
+        """Return an independent copy of the log, without its callbacks. Nothing is verified again.
+
+        The two share the members and keys that they have in common, and the entries.
+        """
         same = copy(self)
-        vars(same).update({name: copy(value) for name, value in vars(self).items() if isinstance(value, _COPIED)})
+        own = {name: copy(value) for name, value in vars(self).items() if isinstance(value, _COPIED)}
+        vars(same).update(own | {"_sorted": self._sorted})  # which is replaced, and never changed
         same.on_change = []
         same.committees = self.committees.copy()
         return same
@@ -238,9 +269,9 @@ class Membership:
         if self._ahead is not None:
             present = key not in self._ends and any(member.key == key for member in self._ahead.members.values())
             return "" if present else "revoked" if key in self._ends else "stranger"
-        if key in self._present:
-            return ""
-        return "revoked" if key in self._seen else "stranger"
+        if key in self._ends:
+            return "revoked"
+        return "" if key in self._seen else "stranger"
 
     def end_of(self, key: bytes) -> Ending | None:
         """Return how the membership of a key ended; None if it did not end."""
@@ -254,18 +285,17 @@ class Membership:
         return encode(hand_overs, self._log[last - 1])
 
     def accept_revocation(self, key: bytes, proof: bytes) -> bool:
-        member = next((member for member in self.members.values() if member.key == key), None)
-        if member is None or self.refusal(key):
+        name = self.name_of(key)
+        if name is None or self.refusal(key):
             return self.refusal(key) == "revoked"
         try:
             ending = verify(proof, self.federation, self.membership_version, self.admission)
         except ProtocolError:
             return False
         entry = ending.entry
-        if entry.name != member.name or (entry.key == key) != (entry.action == "remove"):
+        if entry.name != name or (entry.key == key) != (entry.action == "remove"):
             return False
         self._ends[key] = ending
-        self._present.discard(key)  # it is not there yet if the log has not reached the beginning of this node
         self.accepted_revocation = key, proof
         self._report_change()
         return True
@@ -328,7 +358,6 @@ class Membership:
     def _arrive(self, ahead: _Ahead) -> None:
         """Let the log decide, which has reached the checkpoint with which this node began."""
         self._ahead, self._sorted = None, None
-        self._present -= self._ends.keys()  # a proven revocation that the log does not have yet
         self._take([link.signed for link in ahead.links])
 
     def _report_change(self) -> None:
@@ -517,24 +546,21 @@ class Membership:
         if old is not None:
             self._ends[old.key] = Ending(entry, self._admissions[-1])
         new = None if entry.action == "remove" else Member(name, key, old.role if old else entry.role)
-        self._replace(name, old, new)
+        self._replace(name, new)
         if new is None:
             self.committees.remove(entry.membership_version, name)
         else:
             self.committees.set_member(entry.membership_version, name, key, new.role)
 
-    def _replace(self, name: str, old: Member | None, new: Member | None) -> None:
+    def _replace(self, name: str, new: Member | None) -> None:
         """Replace a member by another one of the same name."""
         self._sorted = None
-        if old is not None:
-            self._present.discard(old.key)  # an accepted revocation may have removed it
         if new is None:
             del self._members[name]
+            self._former.add(name)
             return
         self._members[name] = new
-        self._present.add(new.key)
-        self._seen.add(new.key)
-        self._names.add(name)
+        self._seen[new.key] = name
 
 
 def count_entries(entries: bytes) -> int:
@@ -731,7 +757,7 @@ class _Ahead:
             self.members[name] = Member(name, entry.key, old.role)
 
 
-_COPIED = (list, dict, set, _Ahead)  # what a copy of a log must not share with it
+_COPIED = (list, dict, set, SharedDict, _Ahead)  # what a copy of a log must not share with it
 
 
 def _not_signed() -> ProtocolError:

@@ -1,5 +1,6 @@
 """Rings: neighbours by an independent computation, what a newcomer changes, and chance as all that a key can choose."""
 
+from copy import copy
 from hashlib import sha256
 from math import sqrt
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pfl.topologies import build, make_schedule, neighbours
-from p2pfl.topologies.rings import MOST, Rings, neighbours_in, numbered, ring_orders
+from p2pfl.topologies.rings import MOST, RingRule, Rings, neighbours_in, numbered, ring_orders
 
 NAMES = [f"m{k:03d}" for k in range(120)]
 TOKENS = {name: sha256(name.encode()).digest() for name in NAMES}
@@ -91,6 +92,46 @@ def test_order_in_which_members_are_heard_of_does_not_matter(steps, degree):
             known[name] = sha256(f"{name} {turn}".encode()).digest()
         rings.change(known)
     assert {name: rings.neighbours(name) for name in known} == expected(0, degree, known)
+
+
+class Asked(dict):
+    """Tokens that only answer for one member at a time, and count that."""
+
+    asked = 0
+
+    def get(self, name, default=None):
+        self.asked += 1
+        return super().get(name, default)
+
+    def __iter__(self):
+        raise AssertionError("all members were visited")
+
+    keys = items = values = __iter__
+
+
+def test_change_of_named_members_visits_no_others():
+    rings, copied = Rings(0, 8, TOKENS), copy(Rings(0, 8, TOKENS))
+    later = {name: token for name, token in TOKENS.items() if name != NAMES[3]} | {"new": sha256(b"new").digest()}
+    tokens = Asked(later)
+    rings.change(tokens, [NAMES[3], "new", NAMES[7], "unknown"])
+    assert tokens.asked == 4
+    assert {name: rings.neighbours(name) for name in later} == expected(0, 8, later)
+    assert {name: copied.neighbours(name) for name in TOKENS} == expected(0, 8, TOKENS)
+
+
+@pytest.mark.parametrize("changing", [False, True])
+def test_rule_follows_named_members_as_if_it_compared_all(changing):
+    rule, whole, tokens = RingRule(0, changing, 4), RingRule(0, changing, 4), dict(TOKENS)
+    rule.change(tokens)
+    for step in range(20):
+        name = NAMES[step % 7]
+        if step % 3 or name not in tokens:
+            tokens[name] = sha256(b"%d" % step).digest()
+        else:
+            del tokens[name]
+        rule.change(tokens, {name})
+        whole.change(dict(tokens))
+        assert all(rule.neighbours(each, 1) == whole.neighbours(each, 1) for each in NAMES)
 
 
 def test_token_of_a_member_that_returns_gives_it_other_places():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from p2pfl._util.shared_dict import SharedDict
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
 from p2pfl.node.exchange.base import NeighbourRoles
@@ -209,6 +210,33 @@ def test_members_form_learn_take_a_newcomer_and_drop_a_revoked_one():
         assert federation.partners(new, max(federation.watch[new].weights)) <= federation.neighbours(new)
 
     ringed(test, NAMES, {"name": "rings", "degree": 8}, later=[new], settings=settings, policy=Random)
+
+
+def test_entry_makes_no_member_visit_all_others(monkeypatch):
+    """Each looks for the members in the entry only, in its log and on its rings, whether it is their neighbour or not."""
+    settings = Settings(rounds=3, deadline=20.0, members=30)
+    new, gone, visits = NAMES[29], NAMES[7], []
+
+    async def test(federation):
+        present = NAMES[:29]
+        federation.start(*present)
+        await federation.until(lambda: all(federation.neighbours(name) <= federation.connected(name) for name in present))
+        sorts, iterates = Membership.members.fget, SharedDict.__iter__
+        monkeypatch.setattr(Membership, "members", property(lambda log: visits.append("members") or sorts(log)))
+        monkeypatch.setattr(SharedDict, "__iter__", lambda made: visits.append("table") or iterates(made))
+        first = federation.logs[NAMES[0]]
+        first.append(ADMISSION, "add", new, federation.keys[new].public)
+        first.append(ADMISSION, "remove", gone, federation.keys[gone].public)
+        rest = [name for name in present if name != gone]
+        await federation.until(lambda: all(federation.logs[name].membership_version == 31 for name in rest))
+        assert visits == []
+        monkeypatch.undo()
+        assert all(federation.neighbours(name) == expected(federation, name) for name in rest)
+        assert new in federation.neighbours(rest[0]) | set().union(*map(federation.neighbours, rest))
+        for name in present:
+            await federation.kill(name)
+
+    ringed(test, NAMES[:30], {"name": "rings", "degree": 8}, later=[new], settings=settings, policy=Random)
 
 
 class Beginning(Ringed):

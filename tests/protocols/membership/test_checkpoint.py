@@ -78,6 +78,8 @@ def test_entries_after_the_checkpoint_count_at_once():
     assert new.size == made.size == len(made.members) == 4
     assert new.members["m"] == made.members["m"]
     assert (new.rounds, new.admission, new.membership_version, new.stored) == (20, NEXT.public, 11, 0)
+    assert [new.names_after(version) for version in (0, 5, 8)] == [{"n2", "m", "n3", "n0"}] * 2 + [{"n0"}]
+    assert [new.name_of(key(name)) for name in ("m", "n0", "other", "n1", "n2")] == ["m", None, "n0", None, None]
     assert [new.refusal(key(name)) for name in ("n2", "n3", "n0", "other", "m")] == [*3 * ["revoked"], "", ""]
     assert new.end_of(key("n2")).entry.action == "remove"
     assert new.revocation(key("n2")) == b""  # it has no entry to show yet

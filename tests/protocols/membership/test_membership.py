@@ -269,6 +269,35 @@ def test_membership_remembers_names_of_removed_members():
     assert (made.had("alice"), made.had("bob"), made.had("carol")) == (True, True, False)
 
 
+def test_names_after_are_those_that_entries_are_about():
+    made = log("alice", "bob")
+    made.append(ADMISSION, "replace", "alice", key("alice2"))
+    made.append_extension(ADMISSION, 9)
+    made.append(ADMISSION, "remove", "bob", key("bob"))
+    made.append(ADMISSION, "hand-over", "", NEXT.public)
+    assert [made.names_after(version) for version in range(7)] == [
+        {"alice", "bob"},
+        {"alice", "bob"},
+        {"alice", "bob"},
+        {"bob"},
+        {"bob"},
+        set(),
+        set(),
+    ]
+    assert made.ended == 2
+
+
+def test_key_has_a_name_while_it_is_that_of_a_member():
+    made = log("alice", "bob")
+    earlier = made.copy()
+    made.append(ADMISSION, "replace", "alice", key("alice2"))
+    made.append(ADMISSION, "remove", "bob", key("bob"))
+    assert [made.name_of(key(name)) for name in ("alice", "alice2", "bob", "eve")] == [None, "alice", None, None]
+    assert [earlier.name_of(key(name)) for name in ("alice", "alice2", "bob", "eve")] == ["alice", None, "bob", None]
+    assert [earlier.refusal(key(name)) for name in ("alice", "alice2", "bob")] == ["", "stranger", ""]
+    assert [made.refusal(key(name)) for name in ("alice", "alice2", "bob")] == ["revoked", "", "revoked"]
+
+
 @pytest.mark.parametrize("weak", WEAK, ids=bytes.hex)
 def test_membership_append_rejects_weak_key(weak):
     made = log("alice", "bob")
