@@ -51,6 +51,17 @@ def test_start_of_members_is_measured(tmp_path):
 
 
 @pytest.mark.slow
+def test_chosen_events_of_members_are_measured(tmp_path):
+    events = ["newcomers", "revocation", "withholding"]
+    out, figures = benchmark(tmp_path, "16", "--degree", "4", "--events", *events, program="members.py")
+    *steps, last = figures
+    assert [row["event"].split()[-1] for row in steps] == ["9", "events", "minute", "revoked"]
+    assert all(row["frames"] > 0 and isfinite(row["virtual_s"]) for row in steps)
+    assert (last["trouble"], last["forged"]) == ("withholding", 0)
+    assert "leave" not in out
+
+
+@pytest.mark.slow
 def test_light_node_is_measured():
     if missing := namespaces.why_not():
         pytest.skip(missing)

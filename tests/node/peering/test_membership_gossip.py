@@ -17,6 +17,7 @@ from p2pfl.protocols.transport import Timer
 from p2pfl.protocols.wire import messages as m
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.simulation.clock import run
+from p2pfl.topologies.rings import RingRule
 
 
 class Log:
@@ -220,6 +221,48 @@ def test_revocation_reaches_nearly_all_in_few_hops_among_members_that_leave_with
     assert row["hops"] > 1.0  # more than the neighbours of the first member had to learn of it
     assert row["forged"] == 0
     assert (row["refused"] > 100) == (trouble == "lying")
+
+
+def test_places_that_members_share_are_those_that_each_would_compute():
+    """While an entry spreads, members with it and without it stand on different rings."""
+
+    def alone(member):
+        rule = RingRule(0, False, 4)
+        rule.change(member.log.added)
+        return rule.neighbours(member.name, 1)
+
+    async def main():
+        bed = Bed(24, 4)
+        async with bed.tasks:
+            await bed.found(bed.names[:23])
+            await until(bed.all_connected)
+            bed.admit(bed.names[23], bed.identities[bed.names[23]].public)
+            bed.revoke(bed.names[3])
+            assert not bed.all_know(bed.names[:3])
+            for _ in range(2):
+                for name, member in bed.members.items():
+                    dialled = {peer.name for peer in member.peering.peers.values() if peer.dialled}
+                    assert dialled == alone(member), name
+                assert await until(lambda: bed.all_know([name for name in bed.members if name != bed.names[3]])) < 1.0
+            await bed.close()
+
+    run(main())
+
+
+def test_honest_members_behind_others_only_are_cut_off():
+    async def main():
+        bed = Bed(12, 2)
+        rule = RingRule(0, False, 2)
+        async with bed.tasks:
+            await bed.found(bed.names)
+            await until(bed.all_connected)
+            rule.change(bed.members[bed.names[0]].log.added)
+            far = next(name for name in bed.names[1:] if bed.names[0] not in rule.neighbours(name, 1))
+            assert bed.reachable(bed.names) == {*bed.names}
+            assert bed.reachable({*bed.names} - rule.neighbours(far, 1)) == {*bed.names} - rule.neighbours(far, 1) - {far}
+            await bed.close()
+
+    run(main())
 
 
 def test_halves_find_together_again():
