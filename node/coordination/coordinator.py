@@ -152,6 +152,11 @@ class Coordinator:
         """Number of submissions that are kept for open rounds."""
         return sum(len(opened.entries) for opened in self._open.values())
 
+    def held_of_others(self, sender: str) -> int:
+        """Return the number of submissions in memory that are not those of one member."""
+        rounds = [*(opened.entries for opened in self._open.values()), self._working or {}]
+        return sum(len(entries) - (sender in entries) for entries in rounds)
+
     def take(self, term: Term, entry: PendingSubmission) -> None:
         """Keep a submission of a term in which this node coordinates, or answer that it is too late.
 

@@ -253,7 +253,7 @@ class ElectionRunner:
         log: receives an event if the vote cannot be written.
         signer: signs votes; needed in a federation with a committee.
         size: P, the number of shared parameters.
-        memory: bytes of models (see `bound`) with which this node stands for election at most.
+        memory: bytes of models (see `bound`) with which this node stands for election at most, and which it holds at most.
         group_size: members of a group whose mean another member computes; 0 without groups.
 
     Attributes:
@@ -298,6 +298,7 @@ class ElectionRunner:
         self.certificate: tuple[Term, Certificate] | None = None
         self._signatures: tuple[Term, dict[str, bytes]] = Term(0, 0), {}  # votes for this node, in its candidacy
         self._unsaved = False  # whether the term is not written, because the vote file has a mark of a lost vote
+        self._full = Term(0, 0)  # the last term in which the memory was too small for a submission
         self._ask_at, self._asked = 0.0, 0  # when to ask for a certificate, and the number of questions
 
     def connect(
@@ -550,6 +551,26 @@ class ElectionRunner:
                     f" {amount(self.bound.bytes)}, and coordinator_memory permits {amount(int(self._memory))}",
                     kind="coordinator-bound",
                 )
+
+    def has_room(self, held: int) -> bool:
+        """Return whether the memory permits one more submission, of two models.
+
+        The bound of a coordinator is not enough: it stands in for a lost summer, and a member of the committee sums without
+        standing for election. A line names the first refusal of a term.
+
+        Args:
+            held: number of submissions in memory, and of those that room is kept for.
+        """
+        if 2 * 4 * self._size * (held + 1) <= self._memory:
+            return True
+        if self._full != self.term:
+            self._full = self.term
+            self._log.warning(
+                f"this node can hold the submissions of {int(self._memory) // (8 * self._size):,} members with the"
+                f" {amount(int(self._memory))} of coordinator_memory, and takes no others in term {self.term}",
+                kind="coordinator-bound",
+            )
+        return False
 
     def _look(self) -> None:
         """Report the coordinator if it has changed."""

@@ -9,8 +9,9 @@ stands in for one node that receives everything:
 - The group of number 0 submits to the coordinator itself, as without groups. Each of the others has a *summer*: the other
   members of the committee in the order of their names. A member of the committee is in the group that it sums.
 - A member submits to its summer, or to the coordinator if it has no link with the summer, loses it, suspects the summer, or
-  hears from it that it does not sum: it may not have heard the first beat of a term yet. The coordinator waits for the
-  members of a summer that it does not reach itself.
+  hears from it that it does not sum: it may not have heard the first beat of a term yet, or its `coordinator_memory` permits
+  no more models. The coordinator waits for the members of a summer that it does not reach itself, and for those that have
+  submitted to it instead of their summer, until a mean contains them.
 - A summer collects its group's submissions by the rules of a coordinator (`Coordinator`), with half the deadline, because
   the coordinator waits for it. Its step is to compute the mean of the group, to send it up as `group_mean`, and to assign
   what the coordinator assigns to it, to each member of its group.
@@ -192,6 +193,7 @@ class Groups:
 
     Attributes:
         coordinator: collects the submissions of this node's group, while it is a summer and not the coordinator.
+        direct: members that their summers have not taken, with the last term in which they submitted to this node instead.
     """
 
     def __init__(
@@ -210,6 +212,7 @@ class Groups:
         self._deadline = deadline
         self._pending: _Unanswered | None = None  # the group's mean that waits for its answer
         self.coordinator = Coordinator(_SummerBackend(self), deadline / 2)
+        self.direct: dict[str, Term] = {}
 
     def summers(self) -> tuple[str, ...]:
         """Return the summers of the present term; empty without a coordinator."""
@@ -258,7 +261,16 @@ class Groups:
         if self._election.coordinates(self._election.term):
             mine |= there & set(chosen)  # their means are awaited, too
             mine |= {name for name in there if group_of(name, chosen) not in there}  # in place of a lost summer
+            mine |= {name for name in there if self.direct.get(name) == self._election.term}
         return mine if peering.final else mine | {peering.name}
+
+    def note(self, submission: Submission, term: Term) -> None:
+        """Note who has submitted to this node, the coordinator, instead of to a summer, before the round is reviewed."""
+        if isinstance(submission, GroupMean):
+            for name in submission.samples:
+                self.direct.pop(name, None)
+        elif group_of(submission.sender, self.summers() or (self._peering.name,)) != self._peering.name:
+            self.direct[submission.sender] = term
 
     def credible_round(self) -> int:
         return max(self._peering.round, self._newest())

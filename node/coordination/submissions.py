@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -50,6 +51,7 @@ from p2pfl.protocols.wire.envelope import EMPTY, OVERHEAD, Opened, Payload
 from p2pfl.protocols.wire.payload import decode_assignment, decode_submission, encode_assignment, encode_submission
 from p2pfl.robust.registry import Robust
 
+REFUSALS = 2  # refusals of a summer after which a member asks it no more in the term: it has no room, and is not just late
 CheckModel = Callable[[Parameters], None]  # raises ProtocolError for a model that is too large to be useful
 
 
@@ -108,6 +110,7 @@ class CoordinationClient:
         self._assigned_in: Term | None = None  # term of the last assignment, if the node has continued from it
         self._assigned_by = ""  # coordinator that made the last assignment
         self._refusing = ""  # summer that does not take this node's submission of the round
+        self._refusals: tuple[Term, Counter[str]] = Term(0, 0), Counter()  # by summer, in a term
 
     async def submit(self, submission: Submission) -> Assignment | None:
         """Return the coordinator's assignment; None if there is no coordinator, or no assignment by the deadline."""
@@ -157,7 +160,8 @@ class CoordinationClient:
         assert name is not None
         submission = without_known_start(submission, known, term)
         summer = "" if self._groups is None else self._groups.summer(name)
-        if summer == self._refusing:
+        refused_in, refusals = self._refusals
+        if summer == self._refusing or (refused_in == term and refusals[summer] >= REFUSALS):
             summer = ""
         number, loop = next(self._peering.numbers), asyncio.get_running_loop()
         pending = self.pending = UnansweredSubmission(number, submission.round, name, term, loop.create_future(), summer)
@@ -250,6 +254,9 @@ class CoordinationClient:
         pending, term = self.pending, Term(message.membership_version, message.term)
         if pending is not None and (pending.summer, pending.term) == (peer.name, term):
             self._refusing = peer.name
+            if self._refusals[0] != term:
+                self._refusals = term, Counter()
+            self._refusals[1][peer.name] += 1
             self._peering.notify()
 
     def _submission_of(self, peer: Peer, message: m.Assigned | m.SumRequest, what: str) -> UnansweredSubmission | None:
@@ -454,6 +461,13 @@ class CoordinationServer:
         coordinator = self._coordinator
         if self._groups is not None and self._sums_for(term, message):
             coordinator = self._groups.coordinator
+        if not self._has_room(coordinator, peer, message):
+            coordinator.refuse(term, peer.name)
+            if coordinator is not self._coordinator:  # the member turns to the coordinator
+                self._election.correct(peer.name, term)
+            else:
+                self._reply(peer, message, None)
+            return
         try:
             submission: Submission
             if isinstance(message, m.SumAnswer):
@@ -466,7 +480,18 @@ class CoordinationServer:
             coordinator.refuse(term, peer.name)
             self._reply(peer, message, None)
             raise
+        if self._groups is not None and coordinator is self._coordinator:
+            self._groups.note(submission, term)
         coordinator.take(term, PendingSubmission(submission, partial(self._reply, peer, message)))
+
+    def _has_room(self, coordinator: Coordinator, peer: Peer, message: m.Submit | m.SumAnswer | m.GroupMean) -> bool:
+        """Return whether the memory permits a submission. A coordinator keeps room for the means of the groups."""
+        if isinstance(message, m.SumAnswer):  # it contains no model
+            return True
+        held = coordinator.held_of_others(peer.name)
+        if self._groups is not None and coordinator is self._coordinator and isinstance(message, m.Submit):
+            held += len(self._groups.summers()) - 1
+        return self._election.has_room(held)
 
     def _read(self, peer: Peer, opened: Opened, message: m.Submit) -> Submission:
         samples = peer.public_info.get("n_samples")

@@ -79,7 +79,7 @@ broker = ""                # MQTT broker for members that cannot connect to each
 probe_period = 30          # seconds between probes of silent members while no round is under way; from 1 to 3600
 status_port = -1           # port of the status page and of Prometheus metrics, such as 4180; 0: a free port, -1: none
 status_host = "127.0.0.1"  # address of the status page; other machines can read the page if this is not loopback
-coordinator_memory = 0     # MiB of models with which this node stands as the coordinator at most; 0: no limit
+coordinator_memory = 0     # MiB of models that this node holds at most as the coordinator, or for a group; 0: no limit
 distrust = 0               # score from which a peer is left out, from 1 to 100; 0: none is (see p2pfl-node status)
 evaluate_every = 1         # rounds between evaluations, besides that of the last round; 0: evaluate the last model only
 best_by = "loss"           # the model that counts has the lowest validation "loss", or the best validation "metric"
@@ -186,7 +186,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         status_host: address of this machine for the status page; other machines can read it if the address is not on
             loopback.
         coordinator_memory: MiB of the members' models, two of each, with which this node stands for election as the
-            coordinator at most; 0 sets no limit.
+            coordinator at most, and which it holds at most, also as the summer of a group; 0 sets no limit.
         task: the learning problem: a table with a `name`, and the options of that task; by default `digits`.
         policy: the rule by which this node chooses peers and averages: a table with a `name`, and the options of that
             policy; by default `dac`.

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from math import inf
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -33,6 +34,7 @@ from p2pfl.protocols.term_certificates import Certificate
 from p2pfl.protocols.wire import messages as m
 from p2pfl.sim.simulation.clock import run
 from tests.support.federation import Federation
+from tests.support.logs import log_to
 from tests.support.processes import federate
 
 LATENCY = 0.02
@@ -563,7 +565,14 @@ def test_federation_without_committee_refuses_its_entries_and_messages():
 
 
 class CommitteeFederation(Federation):
-    """Eight members with a committee of five, each with the links that it needs."""
+    """Eight members with a committee of five, each with the links that it needs.
+
+    Attributes:
+        room: number of submissions that the memory of each of some members permits, by name.
+    """
+
+    room: ClassVar = {}
+    group_size = 0
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -571,6 +580,7 @@ class CommitteeFederation(Federation):
         for name in self.names:
             self.log.append(ADMISSION, "add", name, self.keys[name].public)
         self.committee = set(self.names[:5])
+        self.lines = []
 
     def neighbours(self, name):
         others = [other for other in self.names if other != name]
@@ -594,6 +604,10 @@ class CommitteeFederation(Federation):
             seed=self.settings.seed,
             clock=asyncio.get_running_loop().time,
             signer=VoteSigner(self.keys[name], FILE.id),
+            size=1,
+            memory=8 * self.room.get(name, inf),
+            group_size=self.group_size,
+            log=log_to(self.lines),
         )
 
 

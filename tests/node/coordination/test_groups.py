@@ -1,6 +1,7 @@
 """Members of the committee compute the means of groups for the coordinator."""
 
 import asyncio
+import itertools
 
 import msgspec
 import numpy as np
@@ -306,6 +307,73 @@ def test_coordinator_waits_for_the_members_of_a_lost_summer():
     federation = play(GroupedFederation, test, rounds=5)
     for name in federation.left:
         assert set(federation.watch[name].weights[4]) == set(federation.watch[name].weights[5]) == federation.left
+
+
+def limited(room):
+    """Return a federation with two groups, and members with room for so many submissions, by name."""
+
+    class LimitedFederation(GroupedFederation):
+        group_size = 4
+
+    LimitedFederation.room = room
+    return LimitedFederation
+
+
+def most_held(federation, *names):
+    """Record the greatest number of submissions that members hold at once; return the numbers by name and role."""
+    most = dict.fromkeys(itertools.product(names, ("coordinates", "sums")), 0)
+    for name in names:
+        roles = federation.nodes[name].exchange.coordination
+        for role, collecting in (("coordinates", roles.coordinator), ("sums", roles.groups.coordinator)):
+
+            def take(term, entry, collecting=collecting, which=(name, role), usual=collecting.take):
+                most[which] = max(most[which], 1 + collecting.held_of_others(entry.submission.sender))
+                usual(term, entry)
+
+            collecting.take = take
+    return most
+
+
+def test_members_for_whom_a_summer_has_no_room_submit_to_the_coordinator():
+    async def test(federation):
+        federation.start()
+        federation.most = most_held(federation, *"abcde")
+        await federation.round("h", 1)
+        chosen = federation.nodes["h"].exchange.coordination.groups.summers()
+        assert chosen == ("e", "a")
+        assert len([name for name in NAMES if group_of(name, chosen) == "a"]) > 2
+        await federation.done()
+
+    federation = play(limited({"a": 2}), test, rounds=8)
+    assert federation.most["a", "sums"] == 2
+    for name in NAMES:  # a member misses a round until the coordinator waits for it
+        together = [round for round, weights in federation.watch[name].weights.items() if set(weights) == set(NAMES)]
+        assert {6, 7, 8} <= set(together)
+        assert not federation.nodes[name].exchange.expired
+    assert federation.nodes["a"].exchange.traffic.received["models"] < 2 * 8 + 4  # of two others; they are refused twice
+    (line,) = (line for line in federation.lines if "takes no others" in line)
+    assert line.startswith("this node can hold the submissions of 2 members with the 0.0 MiB of coordinator_memory")
+
+
+def test_coordinator_that_stands_in_for_a_lost_summer_holds_no_more_than_its_memory_permits():
+    room = 6  # of eight members in two groups: enough to stand, and not for all
+
+    async def test(federation):
+        federation.start()
+        federation.most = most_held(federation, *"abcde")
+        await federation.round("h", 1)
+        leader, gone = federation.nodes["h"].exchange.coordination.groups.summers()
+        federation.left, federation.leader = set(NAMES) - {gone}, leader
+        await federation.kill(gone)
+        federation.cable.cut.add(gone)
+        await federation.done(*federation.left)
+
+    federation = play(limited(dict.fromkeys("abcde", room)), test, rounds=5)
+    assert max(federation.most.values()) <= room
+    assert federation.most[federation.leader, "coordinates"] >= room - 1  # it has stood in as far as it could
+    for name in federation.left:
+        assert len(federation.watch[federation.leader].weights[5]) >= room - 1
+        assert not federation.nodes[name].exchange.expired
 
 
 def test_members_do_not_submit_to_a_summer_that_has_ended():
