@@ -346,7 +346,8 @@ class Membership:
             raise ProtocolError("membership", str(error)) from error
         before = self.stored, self.membership_version
         try:
-            self._take(log if self._ahead is None else self._ahead.take(log, self.stored, self.federation, self._ends))
+            ahead = self._ahead
+            self._take(log if ahead is None else ahead.take(log, self.stored, self.federation, self._ends, self._fork))
         finally:
             if self._ahead is not None and self.stored == self._ahead.begun:
                 self._arrive(self._ahead)
@@ -476,17 +477,21 @@ class Membership:
         if number == newest + 1:
             what = f"entry {number} does not follow the entry before it"
             if newest and self._is_signed(signed, entry, self._admissions[-1]):
-                raise self._fork(newest, signed, what)
+                raise self._fork(self._log[-1], signed, what)
             raise ProtocolError("membership", what)
         if not any(self._is_signed(signed, entry, key) for key in self._admissions):  # a forged entry is not a fork
             raise _not_signed()
         what = f"two different entries of membership version {number}; the first one is kept"
-        raise self._fork(number, signed, what)
+        raise self._fork(self._log[number - 1], signed, what)
 
-    def _fork(self, number: int, signed: Signed, what: str) -> ProtocolError:
-        """Keep the proof of the first fork, and return the error that names it."""
+    def _fork(self, known: bytes, signed: Signed, what: str) -> ProtocolError:
+        """Keep the proof of the first fork, and return the error that names it.
+
+        Args:
+            known: the encoded entry that the other one contradicts.
+        """
         if self.fork is None:
-            self.fork = self._log[number - 1], msgspec.msgpack.encode(signed)
+            self.fork = known, msgspec.msgpack.encode(signed)
             self._report_change()
         return ProtocolError("membership fork", what)
 
@@ -502,6 +507,8 @@ class Membership:
         ahead = self._ahead
         if ahead is not None and entry.membership_version == ahead.begun and link.hash != ahead.checkpoint:
             what = f"entry {ahead.begun} is another one than that of the checkpoint with which this node began"
+            if ahead.links:  # the first of them contains the hash of the other one
+                raise self._fork(link.encoded, ahead.links[0].signed, what)
             raise ProtocolError("membership fork", what)
         if isinstance(entry, Extension):
             self._extend_rounds(entry.rounds)
@@ -695,13 +702,21 @@ class _Ahead:
     def last(self) -> bytes:
         return self.links[-1].hash if self.links else self.checkpoint
 
-    def take(self, log: Sequence[Signed], stored: int, federation: bytes, ends: dict[bytes, Ending]) -> list[Signed]:
+    def take(
+        self,
+        log: Sequence[Signed],
+        stored: int,
+        federation: bytes,
+        ends: dict[bytes, Ending],
+        fork: Callable[[bytes, Signed, str], ProtocolError],
+    ) -> list[Signed]:
         """Take the entries after the checkpoint; return those before it that belong to the log now.
 
         Args:
             stored: number of entries of the log. Others before the checkpoint than the next ones are ignored: nobody
                 knows which of them this node has.
             ends: gets the ends of memberships.
+            fork: keeps the proof of a fork, of a known encoded entry and another one; returns the error that names it.
 
         Raises:
             ProtocolError: see `Membership.extend`.
@@ -716,10 +731,17 @@ class _Ahead:
                 if earlier or entry.membership_version <= stored + 1:
                     earlier.append(signed)
             else:
-                self._follow(signed, entry, federation, ends)
+                self._follow(signed, entry, federation, ends, fork)
         return earlier
 
-    def _follow(self, signed: Signed, entry: AnyEntry, federation: bytes, ends: dict[bytes, Ending]) -> None:
+    def _follow(
+        self,
+        signed: Signed,
+        entry: AnyEntry,
+        federation: bytes,
+        ends: dict[bytes, Ending],
+        fork: Callable[[bytes, Signed, str], ProtocolError],
+    ) -> None:
         encoded, number = msgspec.msgpack.encode(signed), entry.membership_version
         known = number <= self.membership_version
         if known and encoded == self.links[number - self.begun - 1].encoded:
@@ -732,7 +754,10 @@ class _Ahead:
         if not any(is_valid(key, signed.signature, label) for key in (self.admissions if known else self.admissions[-1:])):
             raise _not_signed()
         if known or entry.before != self.last:
-            raise ProtocolError("membership fork", f"entry {number} belongs to another log than the entries known here")
+            what = f"entry {number} belongs to another log than the entries known here"
+            if self.links:
+                raise fork((self.links[number - self.begun - 1] if known else self.links[-1]).encoded, signed, what)
+            raise ProtocolError("membership fork", what)
         self.links.append(_Link(signed, entry, encoded, sha256(encoded).digest()))
         if isinstance(entry, Extension):
             self.rounds = entry.rounds

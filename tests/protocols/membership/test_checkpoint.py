@@ -7,7 +7,7 @@ import pytest
 
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.membership import checkpoint
+from p2pfl.protocols.membership import checkpoint, fork
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import Membership
 
@@ -121,13 +121,19 @@ def test_entry_that_contradicts_those_after_the_checkpoint_is_a_fork():
     made.append(ADMISSION, "add", "x", key("x"))
     other.append(ADMISSION, "add", "y", key("y"))
     new.extend(made.after(5, 4096))
+    later = new.copy()
     with pytest.raises(ProtocolError, match="membership fork"):
         new.extend(other.after(5, 4096))
     other.append(ADMISSION, "add", "z", key("z"))
+    for each in (new, later):
+        with pytest.raises(ProtocolError, match="membership fork"):
+            each.extend(other.after(6, 4096))
+        assert not {"y", "z"} & set(each.members)
+        assert fork.verify(fork.encode(*each.fork), FILE.id, [ADMISSION.public]).number == 6
+    alone = begun(checkpoint.make(made, ADMISSION, TOLD))
     with pytest.raises(ProtocolError, match="membership fork"):
-        new.extend(other.after(6, 4096))
-    assert "y" not in new.members
-    assert "z" not in new.members
+        alone.extend(other.after(6, 4096))
+    assert alone.fork is None  # nothing but the checkpoint contradicts the entry
 
 
 def test_log_that_does_not_lead_to_the_checkpoint_is_a_fork():
@@ -142,6 +148,17 @@ def test_log_that_does_not_lead_to_the_checkpoint_is_a_fork():
     with pytest.raises(ProtocolError, match=r"membership fork: two different entries of membership version 4"):
         new.extend(made.encode())
     assert new.fork is not None
+
+
+def test_log_that_leads_neither_to_the_checkpoint_nor_to_the_entries_after_it_proves_the_fork():
+    made, other = log(), log(4)
+    other.append(ADMISSION, "add", "x", key("x"))
+    new = begun(checkpoint.make(made, ADMISSION, TOLD))
+    made.append(ADMISSION, "add", "y", key("y"))
+    new.extend(made.after(5, 4096))
+    with pytest.raises(ProtocolError, match="membership fork: entry 5 is another one than that of the checkpoint"):
+        new.extend(other.encode())
+    assert fork.verify(fork.encode(*new.fork), FILE.id, [ADMISSION.public]).number == 5
 
 
 def test_newcomer_accepts_proof_of_its_revocation():
