@@ -329,10 +329,14 @@ class Ways:
 
     Args:
         around: returns the names of the members with which a member has links.
+        version: returns a value that changes with the graph. The ways of an earlier graph may lead over members that have
+            gone, or that are no neighbours any more.
     """
 
-    def __init__(self, around: Callable[[str], Collection[str]]) -> None:
+    def __init__(self, around: Callable[[str], Collection[str]], version: Callable[[], object] = lambda: 0) -> None:
         self.around = around
+        self._version = version
+        self._known = version()  # the graph of the ways that are remembered
         self._found: dict[tuple[str, str, str], tuple[str, ...]] = {}
 
     def find(self, start: str, end: str, without: str) -> tuple[str, ...]:
@@ -340,9 +344,12 @@ class Ways:
 
         The search begins at both ends, so it sees about the square root of the members of a random graph.
         """
-        key = start, end, without
+        key, version = (start, end, without), self._version()
+        if version != self._known:
+            self._known = version
+            self._found.clear()
         if key not in self._found:
-            if len(self._found) >= WAYS:  # also forgets ways of an earlier graph
+            if len(self._found) >= WAYS:
                 self._found.clear()
             self._found[key] = self._search(*key)
         return self._found[key]
@@ -405,8 +412,12 @@ class EquivocationWatch:
         self._rate = TokenBucket(REPORT_RATE, REPORT_BURST)
         self._carry_rate = TokenBucket(CARRY_RATE, CARRY_BURST)
         self._name = config.name
-        self._ways = None if around is None else Ways(around)
+        self._ways = None if around is None else Ways(around, self._version_of_log)
         self._sent: WeakKeyDictionary[Link, set[bytes]] = WeakKeyDictionary()  # keys of the proofs sent over a link
+
+    def _version_of_log(self) -> tuple[int, int]:
+        """Return what the graph follows from; the log of a newcomer grows behind its checkpoint, too."""
+        return (0, 0) if self._access is None else (self._access.membership_version, self._access.stored)
 
     # Models and reports
 

@@ -51,7 +51,7 @@ class Watcher:
         self.peers = {other: SimpleNamespace(name=other, key=key_of(other).public, link=Link()) for other in sorted(around)}
         keys = {other: peer.key for other, peer in self.peers.items()}
         self.verifier = FrameVerifier(keys, self.key, FEDERATION, 1000)
-        access = SimpleNamespace(refusal=lambda key: "")
+        access = world.access
         config = SimpleNamespace(
             name=name,
             key=self.key,
@@ -103,6 +103,7 @@ class World:
 
     def __init__(self, graph, victims, silent=(), known=False):
         self.around = (lambda name: list(graph.neighbors(name))) if known else None
+        self.access = SimpleNamespace(refusal=lambda key: "", membership_version=1, stored=1)
         self.frames = 0
         self.silent, self.victims = frozenset(silent), frozenset(victims)
         self.watchers = Watchers(self, graph)
@@ -271,6 +272,29 @@ def test_way_avoids_the_sender_and_is_shortest():
     long = Ways(lambda name: [str(int(name) - 1), str(int(name) + 1)])
     assert len(long.find("0", str(m.Carried.MOST), without="-1")) == m.Carried.MOST
     assert long.find("0", str(m.Carried.MOST + 1), without="-1") == ()
+
+
+@pytest.mark.parametrize("grown", ["membership_version", "stored"])  # by an entry, or by the log of a newcomer that arrives
+def test_report_takes_another_way_when_a_member_on_it_is_revoked(grown):
+    graph = nx.Graph(["ab", "bc", "ad", "de", "ec", *((MALLORY, name) for name in "ac")])  # the way over b is shorter
+    world = World(graph, victims=(), known=True)
+
+    def test():
+        one, witness = world.watchers["a"], world.watchers["c"]
+        for round in (1, 2):
+            one.round = witness.round = round
+            witness.fetch(world.model(round, b"1"))
+            if round == 2:
+                graph.remove_node("b")
+                del one.peers["b"]
+                setattr(world.access, grown, 2)
+                one.fetch(world.model(round, b"2"))
+            else:
+                one.fetch(world.model(round, b"1"))
+            one.watch.report()
+        assert witness.watch.conduct.proofs
+
+    play(test)
 
 
 def test_carried_report_is_bounded_and_blames_no_carrier():
