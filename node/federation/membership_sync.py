@@ -268,6 +268,11 @@ class Neighbourhood:
         return [self._name, *sorted(first), *drawn]
 
     @property
+    def needs_log(self) -> bool:
+        """Whether a newcomer needs all members in its first round, because each of them may be its neighbour."""
+        return self._coordinated or not self.sparse or (self.links is not None and self.links.rule.changing)
+
+    @property
     def outside_committee(self) -> bool:
         """Whether this node has links with some members only, because a committee elects the coordinator."""
         epochs = self._log.committees.epochs

@@ -143,7 +143,9 @@ class MembershipGossip:
     that all are reached at once: exp(-e^-5), see Kermarrec, Massoulie and Ganesh, "Probabilistic reliable dissemination
     in large-scale systems" (2003).
 
-    A newcomer that has begun with a checkpoint asks for the entries before it in the same way, a piece of the log at a time.
+    A newcomer that has begun with a checkpoint asks for the entries before it in the same way, a piece of the log every few
+    seconds, once `fetching` is set: until its first round has ended it needs only what it has begun with, and while it waits
+    for other members it would receive all of the log.
 
     Who is missed, or has only peers that withhold entries, finds out by itself: each node tells a random peer its
     membership version every few seconds, or at rest once per rest period, and a peer that knows more sends the others. One
@@ -158,6 +160,9 @@ class MembershipGossip:
     Args:
         access: holds the log; None if there is none.
         streams: select the peers.
+
+    Attributes:
+        fetching: whether to ask for the entries before a checkpoint, if this node has begun with one.
     """
 
     def __init__(self, access: AccessControl | None, table: PeerTable, streams: RandomStreams) -> None:
@@ -168,6 +173,7 @@ class MembershipGossip:
         self._news = TokenBucket(NEWS_RATE, NEWS_BURST)
         self._forked: set[bytes] = set()  # keys of peers that were sent the newest entry, because they have another history
         self._confirmed: dict[bytes, int] = {}  # membership versions that peers have announced, by key
+        self.fetching = False
 
     def spread(self, urgent: bool = False) -> None:
         """Send entries to some of the peers that are not known to have them.
@@ -190,12 +196,12 @@ class MembershipGossip:
         """Compare the log with those of random peers without end."""
         for turn in count():
             draws, detector = self._streams.generator(turn, "comparison of logs"), self._table.detector
-            rests = detector.resting and not self._lacks_log
+            rests = detector.resting and not self._fetches_log
             seconds = max(COMPARING, detector.rest) if rests else COMPARING
             await self._table.pause(seconds * float(draws.uniform(0.75, 1.25)))
             if self._access is not None and (peers := self._table.introduced_peers()):
                 peer = peers[int(draws.integers(len(peers)))]
-                if self._lacks_log and _knows_missing(peer):
+                if self._fetches_log and _knows_missing(peer):
                     self._table.tell(peer, m.MissingEntries(self._access.stored))
                 self._table.tell(peer, m.Entries(self._access.membership_version), Payload.of(NO_ENTRIES))
 
@@ -249,9 +255,10 @@ class MembershipGossip:
             self.send(peer)
 
     @property
-    def _lacks_log(self) -> bool:
-        """Whether this node has begun with a checkpoint, and does not have all entries before it yet."""
-        return self._access is not None and self._access.stored < self._access.membership_version
+    def _fetches_log(self) -> bool:
+        """Whether this node asks for entries before the checkpoint with which it has begun."""
+        access = self._access
+        return self.fetching and access is not None and access.stored < access.membership_version
 
     def lacks_entries(self, peer: Peer) -> bool:
         """Return whether a peer has announced more entries than this node has."""

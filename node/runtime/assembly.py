@@ -32,17 +32,18 @@ from p2pfl.node.federation import agreement, loading
 from p2pfl.node.federation.agreement import Agreement
 from p2pfl.node.federation.invitations import open_service
 from p2pfl.node.federation.loading import LoadedNode
-from p2pfl.node.federation.membership_file import describe_fork
+from p2pfl.node.federation.membership_file import describe_fork, may_admit
 from p2pfl.node.federation.membership_sync import MembershipSync, Neighbourhood
 from p2pfl.node.federation.rule_links import LinkKeeper
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder.incarnation import last_published
-from p2pfl.node.node import Node
+from p2pfl.node.node import Node, Observer
+from p2pfl.node.peering.control_messages import MembershipGossip
 from p2pfl.node.peering.peering_config import DialLimits, Discovery, Guard, PeeringOptions
 from p2pfl.node.privacy_ledger import PrivacyLedger, check_without_budget, read_ledger
 from p2pfl.node.status.observer import StatusObserver, TrackingObserver
 from p2pfl.node.trainer import ThreadTrainer
-from p2pfl.policy import Budget, Coordinated, PlannedTraining, asks_scores, fetches_fragments
+from p2pfl.policy import Budget, Coordinated, Merge, PlannedTraining, asks_scores, fetches_fragments
 from p2pfl.privacy import (
     EDGE_CLAIMS,
     MOST_PUBLIC,
@@ -150,6 +151,9 @@ class Assembly:
             self._edges.neighbours = partial(_present, exchange)
         status_observer = StatusObserver(ready.folder / folders.STATUS, exchange, log, faults=self._supervisor.faults)
         tracking_observer = self._tracking_observer
+        observers: list[Observer] = [status_observer, LogFetch(exchange.peering.gossip)]
+        if tracking_observer is not None:
+            observers.append(tracking_observer)
         node = Node(
             config.name,
             [config.name] if ready.membership is None else list(ready.membership.members),
@@ -159,7 +163,7 @@ class Assembly:
             exchange=exchange,
             settings=config,
             store=FileStore(ready.folder / folders.CHECKPOINT, log),
-            observers=[status_observer] if tracking_observer is None else [status_observer, tracking_observer],
+            observers=observers,
             budget=config.budget,
             lenient=True,
             initial=self._initial,
@@ -380,6 +384,8 @@ class Assembly:
             coordination=self._coordination(self._election(membership, neighbourhood.electorate(), incarnation)),
             **self._learning(incarnation),
         )
+        if neighbourhood.needs_log or may_admit(ready.folder):
+            exchange.peering.gossip.fetching = True
         election, key = exchange.election, self._identity.public
         sync = MembershipSync(ready, key, neighbourhood, exchange.peering, election, log=self._log)
         rounds: GraphByRound | None = neighbourhood.rounds
@@ -547,6 +553,28 @@ def member_exchange(
         coordination=coordination,
         **learning,
     )
+
+
+class LogFetch(Observer):
+    """Start of the fetch of the membership log by a newcomer that has begun with a checkpoint.
+
+    The fetch begins when the first round of the node has ended, so that the cost of a newcomer's first round does not grow
+    with the log; or when its rounds are over. A node that needs the log earlier fetches it from its start on: one that may
+    have links with any member (Neighbourhood.needs_log), or has the admission key, with which it can sign nothing before.
+    """
+
+    def __init__(self, gossip: MembershipGossip) -> None:
+        self._gossip = gossip
+
+    def restored(self, node: Node) -> None:
+        if node.round:
+            self._gossip.fetching = True
+
+    def merged(self, node: Node, merge: Merge) -> None:
+        self._gossip.fetching = True
+
+    def finished(self, node: Node, result: Mapping[str, float]) -> None:
+        self._gossip.fetching = True
 
 
 def follow_forks(membership: Membership, status_observer: StatusObserver) -> None:

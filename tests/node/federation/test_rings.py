@@ -1,6 +1,7 @@
 """Federations with rings: members that come and go on virtual time, links by round, guests, and what is refused."""
 
 import asyncio
+from contextlib import ExitStack
 from hashlib import sha256
 from math import sqrt
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from p2pfl._util.shared_dict import SharedDict
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
+from p2pfl.node.connectivity import Supervisor
 from p2pfl.node.exchange.base import NeighbourRoles
 from p2pfl.node.exchange.message_exchange import message_exchange
 from p2pfl.node.federation import agreement, loading
@@ -20,6 +22,7 @@ from p2pfl.node.federation.rule_links import GUEST_SECONDS, GUESTS, RECENT, Link
 from p2pfl.node.folder import config
 from p2pfl.node.node import Node
 from p2pfl.node.peering.peering_config import DialLimits, Guard, PeeringOptions
+from p2pfl.node.runtime.assembly import Assembly, LogFetch
 from p2pfl.node.settings import Settings
 from p2pfl.policies.dac import Dac
 from p2pfl.policies.random import Random
@@ -30,9 +33,10 @@ from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transports.handshake import ENTRIES_LIMIT
 from p2pfl.protocols.transports.in_process import MemoryTransport
 from p2pfl.protocols.wire import messages as m
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.simulation.clock import run
 from p2pfl.topologies.rings import RingRule
-from tests.support.federation import Federation
+from tests.support.federation import Federation, Watch
 from tests.support.logs import log_to
 
 TASK = 'task = {name = "concept-shift"}\npolicy = {name = "random"}\n'
@@ -115,6 +119,8 @@ class Ringed(Federation):
                 access=guard, guard=guard, period=1.0, dialling=DialLimits(), log=log_to(self.said[name])
             ),
         )
+        if around.needs_log:
+            exchange.peering.gossip.fetching = True
         sync = MembershipSync(ready, self.keys[name].public, around, exchange.peering, log=log_to(self.said[name]))
         self.syncs[name] = sync
         keeper = LinkKeeper(
@@ -143,7 +149,7 @@ class Ringed(Federation):
             trainer=self.trainers[name],
             exchange=exchange,
             settings=self.settings,
-            observers=[self.watch[name]],
+            observers=[self.watch[name], LogFetch(exchange.peering.gossip)],
             rounds=self.graphs[name],
         )
 
@@ -289,6 +295,57 @@ def test_newcomer_that_begins_with_a_checkpoint_learns_with_its_neighbours_befor
         async with asyncio.timeout(2000):
             await main()
 
+    run(limited())
+
+
+class Receiving(Watch):
+    """Record of the bytes of all but learning that a node had received when its first round ended."""
+
+    control = None
+
+    def merged(self, node, merge):
+        super().merged(node, merge)
+        if self.control is None:
+            self.control = node.exchange.traffic.received["control"]
+
+
+@pytest.mark.slow
+def test_newcomer_among_many_receives_little_before_its_first_round_has_ended():
+    """It waits for a member that is off, for long enough to fetch the log of 2,000 members several times."""
+    settings = Settings(rounds=60, deadline=20.0, members=1)
+    new, many = "new", [f"m{k:04d}" for k in range(2000)]
+    log = Membership(FILE)
+    for name in (*many, new):
+        log.append(ADMISSION, "add", name, Identity.from_seed(RandomStreams(0, name).digest(0, "key")).public)
+    rule = RingRule(settings.seed, False, 8)
+    rule.change(log.added)
+    near = sorted(rule.neighbours(new, 1))
+    begun = checkpoint.make(log, ADMISSION, [new, *near])
+
+    class Few(Ringed):
+        """The newcomer and its neighbours run, all but one."""
+
+        def log_of(self, name):
+            if name != new:
+                return log.copy()
+            own = Membership(FILE)
+            own.begin(checkpoint.read(begun, FILE))
+            return own
+
+    async def limited():
+        federation = Few([new, *near], {"name": "rings", "degree": 8}, [new, *near], settings=settings, policy=Random)
+        federation.watch[new] = watch = Receiving()
+        async with asyncio.timeout(2000):
+            federation.start(new, *near[1:])
+            await federation.until(lambda: watch.control is not None)
+            assert asyncio.get_running_loop().time() > settings.deadline
+            assert federation.logs[new].stored == 0
+            assert len(FILE.data) + len(begun) + watch.control <= 64 << 10
+            await federation.until(lambda: federation.logs[new].is_complete)
+            assert federation.logs[new].encode() == log.encode()
+            await federation.done()
+
+    assert len(log.encode()) > 5 * (64 << 10)
     run(limited())
 
 
@@ -541,6 +598,39 @@ def test_command_creates_a_federation_with_rings(alice, capsys, tmp_path):
     layout = loading.task_of(ready).layout
     terms = agreement.terms(layout, ready.config, "", topology=ready.agreement.topology)
     assert terms["system topology"] == "no server; neighbours by rule: rings (degree = 6)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("topology", "admits", "at_once"),
+    [
+        (["--topology", "rings"], False, False),
+        (["--edge", "alice-bob"], False, False),
+        (["--topology", "rings"], True, True),
+        (["--topology", "changing-rings"], False, True),
+        ([], False, True),
+    ],
+)
+def test_newcomer_fetches_the_log_after_its_first_round_unless_it_needs_it_before(
+    alice, capsys, tmp_path, topology, admits, at_once
+):
+    assert main(["federation", "create", str(alice), "--backup", str(tmp_path / "key"), *topology]) == 0
+    if not admits:
+        (alice / "admission.pem").unlink()
+
+    async def made():
+        with ExitStack() as close:
+            node, exchange, *_ = Assembly(loading.load(alice), log_to([]), close, Supervisor(log_to([]))).parts()
+            gossip = exchange.peering.gossip
+            assert gossip.fetching is at_once
+            (waiting,) = [each for each in node.me.observers if isinstance(each, LogFetch)]
+            waiting.restored(node)
+            assert gossip.fetching is at_once  # it has done no round
+            node.me.round = 1
+            waiting.restored(node)
+            assert gossip.fetching
+
+    asyncio.run(made())
 
 
 @pytest.mark.slow
