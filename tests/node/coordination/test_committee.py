@@ -708,3 +708,82 @@ def test_member_outside_the_committee_begins_with_its_share_of_the_needed_member
         running.cancel()
 
     run(main())
+
+
+class LostFederation(CommitteeFederation):
+    """The same, where all members have links, and each records the assignments of others that it takes.
+
+    Attributes:
+        taken: by member: the round, the term and the model of each assignment.
+    """
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.taken = {name: [] for name in self.names}
+
+    def neighbours(self, name):
+        return [other for other in self.names if other != name]
+
+    def make(self, name, **options):
+        node = super().make(name, **options)
+        client = node.exchange.coordination.client
+
+        def take(peer, opened, message, usual=client.take_assigned):
+            pending = client.pending
+            usual(peer, opened, message)
+            if message.given and pending is not None and pending.answer.done():
+                term = Term(message.membership_version, message.term)
+                self.taken[name].append((message.round, term, bytes(opened.payload)))
+
+        client.take_assigned = take
+        return node
+
+    def leaders(self):
+        elections = {name: node.exchange.election for name, node in self.nodes.items()}
+        return {name for name, election in elections.items() if election.leads(election.term)}
+
+
+def test_two_leases_after_lost_members_that_live_give_no_member_two_models_of_a_round():
+    """Half of the members hear that the others have stopped for good, while those go on with the former coordinator."""
+    here, there = set("abc"), set("defgh")
+
+    async def test(federation):
+        federation.start()
+        await federation.round("h", 2)
+        federation.cable.sides = dict.fromkeys(there, "there")
+        await asyncio.sleep(20)
+        assert federation.leaders() <= here  # with the majority of the committee
+        federation.log.append_committee(ADMISSION, sorted(there), lost=True)
+        for name in there:
+            federation.nodes[name].exchange.election.change(committee_electorate(federation.log))
+        while len(federation.leaders()) < 2:
+            await asyncio.sleep(0.1)
+        await federation.round("h", 16)
+        await federation.round("a", 16)
+        assert {len(federation.leaders() & side) for side in (here, there)} == {1}
+        federation.cable.sides = {}
+        for name in sorted(here):
+            await asyncio.sleep(0.3)  # the log reaches them one after the other
+            federation.nodes[name].exchange.election.change(committee_electorate(federation.log))
+        await federation.done()
+
+    async def main():
+        settings = Settings(rounds=30, deadline=20.0)
+        federation = LostFederation("abcdefgh", settings, policy=CoordinatedFedAvg, period=1.0)
+        async with asyncio.timeout(2000):
+            await test(federation)
+        return federation
+
+    federation = run(main())
+    models = {}
+    for name, taken in federation.taken.items():
+        rounds, terms = [round for round, *_ in taken], [term for _, term, _ in taken]
+        assert len(set(rounds)) == len(rounds), name
+        assert terms == sorted(terms), name
+        for round, term, model in taken:
+            models.setdefault((round, term), set()).add(model)
+    assert {len(found) for found in models.values()} == {1}
+    both = {round for round, _ in models if len({term for other, term in models if other == round}) > 1}
+    assert len(both) > 3  # the two parts have made different steps of these rounds
+    for name in "abcdefgh":
+        assert set(federation.watch[name].weights[30]) == set("abcdefgh")
