@@ -10,8 +10,9 @@ further fault. In both runs the node must do one of these:
 
 Everything else is a violation: a traceback, a hang, another exit code, more than one line, or a state that is wrong
 without a word. The state is what a node must never lose in silence: its keys, the number of its starts, the membership
-log, the checkpoint, its vote, its budget, the notes of its tokens, and the ledger of its privacy budget. A node with such a
-budget, in a ground of its own, must never make more private steps than the ledger on its disk has.
+log, the proof of a fork of it, the checkpoint, its vote, its budget, the notes of its tokens, and the ledger of its privacy
+budget. A node with such a budget, in a ground of its own, must never make more private steps than the ledger on its disk
+has. A newcomer that has begun with a checkpoint of the log, and has a part of the log, is in another ground.
 
 `python -m tests.node.test_disk_faults` runs the whole matrix, and prints the cases and the number of each outcome.
 """
@@ -31,6 +32,7 @@ import tempfile
 import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,11 +46,14 @@ from p2pfl.node.cli.main import main
 from p2pfl.node.coordination.election_runner import FileVotes
 from p2pfl.node.federation import invitations, membership_changes, membership_file
 from p2pfl.node.folder import config, incarnation
+from p2pfl.node.folder.facts import update_facts
 from p2pfl.node.log import LOG
 from p2pfl.node.privacy_ledger import PrivacyLedger, read_ledger
 from p2pfl.protocols.election import Ballot, Term
 from p2pfl.protocols.errors import IdentityError
 from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership import checkpoint
+from p2pfl.protocols.membership.log import Membership
 from tests.support.logs import log_to
 from tests.support.processes import Processes
 
@@ -59,7 +64,7 @@ NOTE = f"invitations/{invitations.sha256(b'p2pfl invitation 1' + bytes(1) + SECR
 STATE = (
     "node.toml", "key.pem", "federation.toml", "membership", "membership.copy", "admission.pem", "admission.pem.old",
     "incarnation", "incarnation.1", "checkpoint", "checkpoint.1", "checkpoint.2", "published", "vote", "facts",
-    "status.json", "lock", "membership.lock", NOTE,
+    "status.json", "lock", "membership.lock", NOTE, "fork", "revocation", "membership.begin",
 )  # fmt: skip
 DAMAGES = (
     "emptied", "halved", "zeroed", "noise", "bit", "other", "old", "appended", "folder", "unreadable", "read-only",
@@ -69,6 +74,11 @@ PATIENCE = 10  # seconds of real time after which a run hangs
 LIMITS = {
     ((NOTE, "old"),): ["used"],  # a token that was not used yet looks the same
     ((NOTE, "removed"),): ["used"],  # a token that was never made looks the same; newcomers are refused
+    (("fork", "old"),): ["fork"],  # a log without a fork; peers show the proof again
+    (("fork", "removed"),): ["fork"],
+    (("fork", "dangling"),): ["fork"],
+    (("membership.begin", "old"), ("facts", "old")): ["membership"],  # the part of the log that is there is as old
+    (("membership.begin", "removed"), ("facts", "removed")): ["membership"],
     (("vote", "old"), ("facts", "old")): ["term"],
     (("vote", "removed"), ("facts", "removed")): ["term"],
     (("vote", "removed"), ("facts", "old")): ["term"],
@@ -160,12 +170,22 @@ class Ground:
         with self.bob_running() if members > 1 else contextlib.nullcontext():
             self._run(self.alice)
         membership_changes.extend(self.alice, 6)
+        self._fork()
         invitations.write_note(self.alice, SECRET, invitations.replace(note, used_by=bytes(32)))
         incarnation.note_published(self.alice / "published", 4)
         version = membership_file.member_of(self.alice).membership_version
         FileVotes(self.alice / "vote").save(Ballot(Term(version, 7), "alice"))
         self.files = snapshot(self.alice)
         self.expected = state_of(self.alice)
+
+    def _fork(self):
+        """Let alice keep the proof that the admission key has signed two entries with one number."""
+        admission, log = Identity.load(self.alice / "admission.pem"), membership_file.member_of(self.alice)
+        logs = log, log.copy()
+        for rounds, each in enumerate(logs, 50):
+            each.append_extension(admission, rounds)
+        one, two = (each.after(log.membership_version - 1, 4096)[1:] for each in logs)
+        membership_file.MembershipFile(self.alice).save_fork((one, two))
 
     def _run(self, folder):
         run = start(folder)
@@ -197,6 +217,41 @@ class Ground:
             loop.close()
 
 
+class NewcomerGround(Ground):
+    """The folder of alice as that of a newcomer: she has begun with a checkpoint, and has the first entries of the log."""
+
+    def __init__(self, root):
+        self.root = root
+        nodes = Processes(root, ("alice", "bob"), TOML.format(deadline=0.05, members=1, policy="dsgd"))
+        self.alice, self.bob = nodes.folders["alice"], nodes.folders["bob"]
+        self.others = snapshot(self.bob)
+        self._log = membership_file.member_of(self.alice)
+        self._admission = Identity.load(self.alice / "admission.pem")
+        for name in ("admission.pem", "membership", "membership.copy"):
+            (self.alice / name).unlink()
+        self._begin(4, 300)
+        for _ in range(2):
+            self._run(self.alice)
+        self.old = snapshot(self.alice)
+        self._begin(6, 900)
+        update_facts(self.alice, entries=self._log.membership_version)
+        self.files = snapshot(self.alice)
+        self.expected = state_of(self.alice)
+        assert self.expected.membership > membership_file.member_of(self.alice).stored > 0
+
+    def _begin(self, rounds, size):
+        """Replace the checkpoint by one of more rounds, and let alice have the first bytes of the log."""
+        for k in range(4):
+            key = Identity.from_seed(bytes([rounds, k]) * 16).public
+            self._log.append(self._admission, "add", f"other-{rounds}-{k}", key)
+        self._log.append_extension(self._admission, rounds)
+        begun = checkpoint.make(self._log, self._admission, ["alice", "bob"])
+        membership = Membership(self._log.file)
+        membership.begin(checkpoint.read(begun, self._log.file))
+        membership.extend(self._log.after(0, size))
+        membership_file.write_federation(self.alice, membership, begun=begun)
+
+
 @dataclass
 class State:
     """State that a node must never lose in silence; None for a file that cannot be read."""
@@ -209,6 +264,7 @@ class State:
     term: tuple = (0, 0)
     budget: tuple = ()
     used: bool = False
+    fork: bool = False
     steps: int = 0
 
 
@@ -225,6 +281,7 @@ def state_of(folder):
     with contextlib.suppress(*quiet):
         found = membership_file.load_federation(folder)
         state.membership = found.membership_version if found else 0
+        state.fork = found is not None and found.fork is not None
     with contextlib.suppress(*quiet):
         found = FileStore(folder / "checkpoint", QUIET).load()
         state.round = found.round if found else 0
@@ -245,7 +302,8 @@ WHERE = {
     "key": ("key.pem",),
     "admission": ("admission.pem",),
     "starts": ("incarnation", "facts"),
-    "membership": ("membership", "federation.toml"),
+    "membership": ("membership", "federation.toml", "fork", "revocation"),  # damaged proofs stop the start, too
+    "fork": ("fork", "revocation", "membership", "federation.toml"),
     "round": ("checkpoint", "status.json"),
     "term": ("vote", "facts"),
     "budget": ("node.toml",),
@@ -482,6 +540,7 @@ def limited(case):
 def judge(case, run, after, expected):
     """Return the outcome of a run, with what is wrong after a colon."""
     names = [name for name, _ in case.damages]
+    names += ["membership"] * ("membership.begin" in names)  # without it the log is shorter, and is named
     if case.moment.startswith(("full", "read-only", "killed", "failing")):
         names += (*STATE, "ledger")  # the disk itself is at fault
     if run.fault:
@@ -611,6 +670,19 @@ def private():
         yield Case(f"{kind} at {number}")
 
 
+def newcomer():
+    """Yield the cases of a newcomer that does not have the whole log yet."""
+    files = ("membership.begin", "membership", "membership.copy", "federation.toml", "facts")
+    for moment, name, how in itertools.product(("stopped", "running"), files, DAMAGES):
+        yield Case(moment, ((name, how),))
+    for (a, b), how in itertools.product(itertools.combinations(files, 2), ("emptied", "old", "removed")):
+        yield Case("stopped", ((a, how), (b, how)))
+    for kind, where in itertools.product(("full", "read-only"), ("from the start", "from round 1")):
+        yield Case(f"{kind} {where}")
+    for kind, number in itertools.product(("killed", "failing"), range(1, 40)):
+        yield Case(f"{kind} at {number}")
+
+
 def peers():
     whole = tuple((name, "old") for name in STATE if name not in ("lock", "membership.lock"))
     yield Case("stopped", whole, peer=True)
@@ -671,6 +743,9 @@ SPREAD = [
     (faults(("checkpoint", "folder"), moment="running"), "noted", "Not a directory; continuing in memory"),
     (faults(("vote", "removed")), "noted", "takes no part in elections until the membership changes"),
     (faults((NOTE, "bit")), "noted", "its token admits nobody; remove it"),
+    (faults(("fork", "bit")), "refused", "remove it, because peers show the proof again"),
+    (faults(("fork", "removed")), "limit", ""),
+    (faults(("revocation", "noise")), "refused", "remove it, because peers show the proof again"),
     (faults(moment="full from the start"), "refused", "No space left on device; free some space"),
     (faults(moment="read-only from round 1"), "refused", "Read-only file system"),
     (faults(moment="killed at 9"), "unaffected", ""),
@@ -683,6 +758,31 @@ def test_fault_on_disk_is_survived_or_named(ground, case, outcome, text):
     first, second, runs = play(case, ground)
     assert first == outcome, runs[0].words
     assert "violation" not in second, runs[1].words
+    assert text in runs[0].words
+
+
+@pytest.fixture(scope="module")
+def newcomer_ground(tmp_path_factory):
+    return NewcomerGround(tmp_path_factory.mktemp("newcomer"))
+
+
+NEWCOMER_SPREAD = [
+    (faults(("membership.begin", "emptied")), "refused", "remove it and federation.toml, and join again"),
+    (faults(("membership.begin", "old")), "refused", "has 7 entries, and had 12 at the last start; copy it"),
+    (faults(("membership.begin", "removed")), "refused", "entries, and had 12 at the last start; copy it"),
+    (faults(("membership.begin", "noise"), moment="running"), "unaffected", ""),
+    (faults(("membership", "old")), "noted", "is older than its copy"),
+    (faults(moment="full from round 1"), "refused", "No space left on device"),
+    *((faults(moment=f"{kind} at {number}"), None, "") for kind in ("killed", "failing") for number in (1, 5, 9)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "outcome", "text"), NEWCOMER_SPREAD, ids=[str(case) for case, _, _ in NEWCOMER_SPREAD])
+def test_fault_on_disk_of_a_newcomer_is_survived_or_named(newcomer_ground, case, outcome, text):
+    first, second, runs = play(case, newcomer_ground)
+    assert first == outcome or (outcome is None and not first.startswith("violation")), (first, runs[0].words)
+    assert not second.startswith("violation"), (second, runs[1].words)
     assert text in runs[0].words
 
 
@@ -794,18 +894,25 @@ def report(cases, ground, verbose=False):
 def main_of_matrix():
     parser = argparse.ArgumentParser(description="Damage the files of a node in all ways, and print the outcomes.")
     parser.add_argument("--only", default="", metavar="TEXT", help="run only the cases with this text")
+    parser.add_argument(
+        "--ground", default="", help="run only the cases in this folder: own, private, correlated, newcomer, peers"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="print the lines of each node")
     options = parser.parse_args()
     counts = Counter()
-    for cases, settings in (
-        (matrix(), {}),
-        (private(), {"private": PRIVATE}),
-        (peers(), {"deadline": 5.0, "members": 2}),
-    ):
-        chosen = [case for case in cases if options.only in str(case)]
-        if chosen and not (settings.get("private") and find_spec("dp_accounting") is None):
+    grounds = {
+        "own": (matrix(), Ground),
+        "private": (private(), partial(Ground, private=PRIVATE)),
+        "correlated": (private(), partial(Ground, policy=DSGD, private=CORRELATED)),
+        "newcomer": (newcomer(), NewcomerGround),
+        "peers": (peers(), partial(Ground, deadline=5.0, members=2)),
+    }
+    for name, (cases, make) in grounds.items():
+        chosen = [case for case in cases if options.only in str(case) and options.ground in ("", name)]
+        if chosen and not (name in ("private", "correlated") and find_spec("dp_accounting") is None):
             with tempfile.TemporaryDirectory(prefix="p2pfl-disk-") as root:
-                counts += report(chosen, Ground(Path(root), **settings), options.verbose)
+                print(f"ground: {name}", flush=True)
+                counts += report(chosen, make(Path(root)), options.verbose)
     print(f"{counts.total()} cases: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common()))
     return 1 if counts["violation"] else 0
 
