@@ -214,6 +214,26 @@ def test_withheld_revocation_reaches_all_through_comparisons():
     spread_in(16, revoke, [k for k in range(16) if k not in honest])
 
 
+def test_withheld_revocation_reaches_members_at_rest_once_in_some_of_their_probe_periods():
+    """The price of a long `probe_period` that docs/real-machines.md states. A round ends the rest, and with it the wait."""
+    honest, period = (0, 7), 120.0
+
+    async def revoke(bed):
+        for member in bed.members.values():
+            member.peering.detector.rest = period
+            member.peering.rest()
+        bed.revoke(bed.names[-1])
+        assert await until(lambda: bed.all_know(bed.names[:-1]), 0.7 * period) == inf
+        assert await until(lambda: bed.all_know(bed.names[:-1]), 30 * period) < inf
+        bed.revoke(bed.names[-2])
+        await asyncio.sleep(1)
+        for member in bed.members.values():
+            member.peering.end_rest()
+        assert await until(lambda: bed.all_know(bed.names[:-2]), 30 * COMPARING) < inf
+
+    spread_in(16, revoke, [k for k in range(16) if k not in honest])
+
+
 @pytest.mark.parametrize("trouble", ["churn", "withholding", "lying"])
 def test_revocation_reaches_nearly_all_in_few_hops_among_members_that_leave_withhold_or_lie(trouble):
     row = run(disturbed(40, 6, 1, trouble))
