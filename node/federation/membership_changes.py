@@ -303,7 +303,7 @@ def accept(
         if invitation.admission not in membership.admissions:
             raise FederationError("the admission key of the federation is not the one in the token; ask for a new token")
         _expect_member(membership, own, key, approve)
-        _enter(folder, membership, joined.checkpoint if isinstance(joined, Begun) else b"")
+        _enter(folder, membership)
     return federation.name
 
 
@@ -341,7 +341,7 @@ def _expect_member(membership: Membership, own: NodeConfig, key: bytes, approve:
     approve(own, replace(check_agreement(own, membership.file), rounds=membership.rounds))
 
 
-def _enter(folder: Path, membership: Membership, begun: bytes = b"") -> None:
+def _enter(folder: Path, membership: Membership) -> None:
     """Write the files of a federation. Checkpoints from before are set aside, unless the node returns with a new key."""
     try:
         returns = Federation.parse(SYSTEM.read(folder / f"{FEDERATION}{OLD}")).id == membership.federation
@@ -350,7 +350,7 @@ def _enter(folder: Path, membership: Membership, begun: bytes = b"") -> None:
     if not returns:
         note_unprotected(folder, checkpoints(folder))  # first: nothing else knows it afterwards
         set_checkpoints_aside(folder)
-    write_federation(folder, membership, begun=begun)
+    write_federation(folder, membership)
 
 
 # Manual admission

@@ -3,7 +3,8 @@
 federation.toml     rules on which the members have agreed, signed
 membership          log of the members, signed entry by entry; commands and a running node both write it
 membership.copy     the same log again, so that a damaged or older one is noticed and mended
-membership.begin    checkpoint of the log with which this node has begun, until it has received the log up to it
+membership.begin    checkpoint of the log with which this node has begun, and the entries after it that it has received,
+                    until it has received the log up to it
 fork                proof that the admission key has signed two logs, usually there is none
 revocation          proof that this node was revoked by an entry that the log does not have; usually there is none
 admission.pem       the admission key in force, mode 0600; it may be encrypted with a passphrase. Its owner decides which
@@ -18,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import msgspec
 
 from p2pfl._util.atomic_files import DamagedFileError, explain, read_sealed, reason, replace_file, write_sealed
 from p2pfl._util.disk import LOCK_PATIENCE, NO_FILE, PRIVATE, SYSTEM, Disk, Stamp
@@ -41,7 +44,8 @@ RESTORE = "copy it from the folder of another member, where it is the same, or r
 OLD = ".old"  # suffix of the files of a federation that this node has left to return with a new key
 _MAGIC = b"p2pfl membership 1\n"
 _REVOCATION_MAGIC = b"p2pfl revocation 1\n"
-_BEGINNING_MAGIC = b"p2pfl membership checkpoint 1\n"
+_BEGINNING_MAGIC = b"p2pfl membership beginning 1\n"
+_beginning = msgspec.msgpack.Decoder(tuple[bytes, bytes])  # the checkpoint, and the entries after it
 _FORK_MAGIC = b"p2pfl membership fork 1\n"
 ADMISSION = "admission.pem"
 ADMISSION_REMEDY = "restore it from the backup that `federation create` or `federation rotate` has written"
@@ -61,6 +65,9 @@ class MembershipFile:
 
     Attributes:
         membership_version: the number of entries in the file when it was last read or written.
+
+    The entries after a checkpoint have a file of their own until the log has reached the checkpoint. A revocation among them
+    must not be forgotten, either.
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class MembershipFile:
         self._path = folder / MEMBERSHIP
         self._copy = folder / COPY
         self._copied = 0  # entries in the copy
+        self._ahead = 0  # newest entry after the checkpoint that was written
         self._patience = patience
         self._disk = disk
         self._log = log
@@ -80,6 +88,11 @@ class MembershipFile:
     def is_behind(self) -> bool:
         """Whether a file was damaged, missing or older when it was last read, and has not been written since."""
         return self._copied != self.membership_version
+
+    def lacks(self, membership: Membership) -> bool:
+        """Return whether the files lack entries of the log, or were damaged, missing or older when they were last read."""
+        ahead = 0 if membership.is_complete else membership.membership_version
+        return self.membership_version != membership.stored or self.is_behind or self._ahead < ahead
 
     def save(self, membership: Membership) -> None:
         """Write the log, which is on disk when this returns. `membership` gets entries of other processes as well.
@@ -105,6 +118,10 @@ class MembershipFile:
             self.merge(membership)
             yield
             newest = membership.stored
+            if not membership.is_complete and membership.membership_version > self._ahead:
+                content = msgspec.msgpack.encode(membership.encode_beginning())
+                write_sealed(self._path.with_name(BEGINNING), _BEGINNING_MAGIC, content, disk=self._disk)
+                self._ahead = membership.membership_version
             if newest > self.membership_version:
                 write_sealed(self._path, _MAGIC, membership.encode(), disk=self._disk)
                 self.membership_version, self._seen = newest, self._disk.stamp(self._path)
@@ -246,10 +263,12 @@ def load_federation(folder: Path, disk: Disk = SYSTEM, log: EventLogger | None =
     if not any(disk.exists(folder / name) for name in (MEMBERSHIP, COPY, BEGINNING)):
         raise ConfigurationError(f"{folder / MEMBERSHIP} is missing; {RESTORE}")
     MembershipFile(folder, disk=disk, log=log).merge(membership)
-    if begun := _read_proof(folder / BEGINNING, _BEGINNING_MAGIC, disk):
+    if content := _read_proof(folder / BEGINNING, _BEGINNING_MAGIC, disk):
         try:
+            begun, following = _beginning.decode(content)
             membership.begin(checkpoint.read(begun, membership.file))
-        except ProtocolError as error:
+            membership.extend(following, len(following))
+        except (ProtocolError, msgspec.MsgspecError) as error:
             raise ConfigurationError(f"{folder / BEGINNING}: {error}; {REJOIN}") from error
     if content := _read_proof(folder / FORK, _FORK_MAGIC, disk):
         with suppress(ProtocolError):  # it is about another federation
@@ -286,18 +305,13 @@ def member_of(folder: Path) -> Membership:
     return membership
 
 
-def write_federation(folder: Path, membership: Membership, disk: Disk = SYSTEM, begun: bytes = b"") -> None:
-    """Make a node a member: save its federation's log, and then the federation file.
-
-    Args:
-        begun: the checkpoint with which `membership` begins, in place of the log; b"" if it has the log.
+def write_federation(folder: Path, membership: Membership, disk: Disk = SYSTEM) -> None:
+    """Make a node a member: save its federation's log, or the checkpoint with which it begins, and then the federation file.
 
     Raises:
         OSError: a file cannot be written.
         ConfigurationError: there is another log already.
     """
-    if begun:
-        write_sealed(folder / BEGINNING, _BEGINNING_MAGIC, begun, disk=disk)
     MembershipFile(folder, disk=disk).save(membership)
     replace_file(folder / FEDERATION, [membership.file.data], mode=PRIVATE, disk=disk)
 

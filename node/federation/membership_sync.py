@@ -82,8 +82,7 @@ class MembershipSync:
         """
         while True:
             self._grown.clear()
-            newest = self._membership.stored
-            if self._file.has_changed() or self._file.membership_version != newest or self._file.is_behind:
+            if self._file.has_changed() or self._file.lacks(self._membership):
                 await self._synchronise()
             if self._membership.accepted_revocation is not None:
                 with self._tries.tolerate():
@@ -99,7 +98,7 @@ class MembershipSync:
         """Read new entries from the file, and write missing ones, without blocking the node."""
         whole = self._membership.copy()
         await asyncio.to_thread(self._file.merge, whole)
-        if whole.stored != self._file.membership_version or self._file.is_behind:
+        if self._file.lacks(whole):
             with self._tries.tolerate():
                 await asyncio.to_thread(self._file.save, whole)
         self._membership.catch_up(whole)

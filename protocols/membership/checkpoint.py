@@ -175,6 +175,7 @@ def read(data: bytes, file: Federation) -> Beginning:
         admissions,
         tuple(Member(leaf.name, leaf.key, leaf.role) for leaf in leaves),
         {leaf.name: leaf.added for leaf in leaves},
+        bytes(data),
     )
 
 

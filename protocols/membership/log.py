@@ -316,6 +316,12 @@ class Membership:
         """Return the log, as far as it is stored here."""
         return msgspec.msgpack.encode([msgspec.Raw(signed) for signed in self._log])
 
+    def encode_beginning(self) -> tuple[bytes, bytes]:
+        """Return the checkpoint with which this node has begun, and the entries after it; b"" for both if it has the log."""
+        if self._ahead is None:
+            return b"", b""
+        return self._ahead.encoded, msgspec.msgpack.encode([msgspec.Raw(link.encoded) for link in self._ahead.links])
+
     def catch_up(self, other: Membership) -> None:
         """Add the entries that another copy of this log has in addition.
 
@@ -659,6 +665,7 @@ class Beginning(NamedTuple):
         admissions: the admission keys so far; the last one is in force.
         members: those of them that it proves.
         added: SHA-256 of the signed entry that added each of them, by name.
+        encoded: the checkpoint as it was received.
     """
 
     membership_version: int
@@ -668,6 +675,7 @@ class Beginning(NamedTuple):
     admissions: tuple[bytes, ...]
     members: tuple[Member, ...]
     added: Mapping[str, bytes]
+    encoded: bytes
 
 
 class _Ahead:
@@ -678,11 +686,12 @@ class _Ahead:
     Attributes:
         begun: number of the newest entry of the checkpoint.
         checkpoint: SHA-256 of that signed entry.
+        encoded: the checkpoint itself, as it was received.
         links: the entries after it; each one was verified by its own signature.
     """
 
     def __init__(self, beginning: Beginning) -> None:
-        self.begun, self.checkpoint = beginning.membership_version, beginning.last
+        self.begun, self.checkpoint, self.encoded = beginning.membership_version, beginning.last, beginning.encoded
         self.rounds, self.size = beginning.rounds, beginning.size
         self.admissions = [*beginning.admissions]
         self.members = {member.name: member for member in beginning.members}

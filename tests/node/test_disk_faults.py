@@ -249,7 +249,7 @@ class NewcomerGround(Ground):
         membership = Membership(self._log.file)
         membership.begin(checkpoint.read(begun, self._log.file))
         membership.extend(self._log.after(0, size))
-        membership_file.write_federation(self.alice, membership, begun=begun)
+        membership_file.write_federation(self.alice, membership)
 
 
 @dataclass

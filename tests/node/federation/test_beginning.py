@@ -2,6 +2,7 @@
 
 from hashlib import sha256
 
+import msgspec
 import pytest
 
 from p2pfl._util.disk import SYSTEM
@@ -42,7 +43,7 @@ def newcomer():
 
 @pytest.fixture
 def folder(tmp_path):
-    write_federation(tmp_path, newcomer(), begun=BEGUN)
+    write_federation(tmp_path, newcomer())
     return tmp_path
 
 
@@ -64,6 +65,30 @@ def test_newcomer_continues_with_the_entries_that_it_has(folder):
     file.save(membership)
     assert there(folder) == {"federation.toml", "membership", "membership.copy"}
     assert load_federation(folder).encode() == WHOLE.encode()
+
+
+def test_entries_after_the_checkpoint_are_kept_over_a_restart(folder):
+    known, file = load_federation(folder), MembershipFile(folder)
+    ahead = log(*NAMES)
+    ahead.append(ADMISSION, "remove", "n1", key("n1"))
+    file.save(known)
+    known.extend(ahead.after(6, 4096))
+    assert file.lacks(known)
+    file.save(known)
+    assert not file.lacks(known)
+    again = load_federation(folder)
+    assert (again.membership_version, again.stored, list(again.members)) == (7, 0, ["n5"])
+    assert again.refusal(key("n1")) == "revoked"
+    ahead.append(ADMISSION, "add", "late", key("late"))
+    again.extend(ahead.after(7, 4096))
+    again.extend(WHOLE.after(0, 600))
+    MembershipFile(folder).save(again)
+    again = load_federation(folder)
+    assert (again.membership_version, again.stored, list(again.members)) == (8, 3, ["late", "n5"])
+    again.extend(WHOLE.after(3, 4096))
+    MembershipFile(folder).save(again)
+    assert there(folder) == {"federation.toml", "membership", "membership.copy"}
+    assert load_federation(folder).encode() == ahead.encode()
 
 
 class Broken:
@@ -90,11 +115,11 @@ def test_killed_at_any_operation_it_is_a_stranger_or_a_member(tmp_path):
         folder = tmp_path / str(left)
         folder.mkdir()
         try:
-            write_federation(folder, newcomer(), Broken(left), begun=BEGUN)
+            write_federation(folder, newcomer(), Broken(left))
         except KeyboardInterrupt:
             found = load_federation(folder)
             assert found is None or list(found.members) == ["n1", "n5"]
-            write_federation(folder, newcomer(), begun=BEGUN)  # it joins again
+            write_federation(folder, newcomer())  # it joins again
             outcomes.append(found is not None)
         else:
             break
@@ -103,7 +128,7 @@ def test_killed_at_any_operation_it_is_a_stranger_or_a_member(tmp_path):
     for left in range(60):
         folder = tmp_path / f"complete-{left}"
         folder.mkdir()
-        write_federation(folder, newcomer(), begun=BEGUN)
+        write_federation(folder, newcomer())
         membership = load_federation(folder)
         membership.extend(whole.encode())
         try:
@@ -133,7 +158,9 @@ def test_damaged_beginning_is_refused_with_the_remedy(folder):
 def test_beginning_of_another_federation_is_refused(folder):
     other = log(*NAMES, file=OTHER)
     membership_file.write_sealed(
-        folder / BEGINNING, b"p2pfl membership checkpoint 1\n", checkpoint.make(other, ADMISSION, ["n1"])
+        folder / BEGINNING,
+        b"p2pfl membership beginning 1\n",
+        msgspec.msgpack.encode((checkpoint.make(other, ADMISSION, ["n1"]), b"\x90")),
     )
     with pytest.raises(ConfigurationError, match=r"another federation; remove it and federation\.toml"):
         load_federation(folder)
@@ -143,7 +170,7 @@ def test_beginning_that_was_left_behind_does_not_count(folder):
     write_federation(folder, log(*NAMES, "late"))
     assert not (folder / BEGINNING).exists()
     (folder / BEGINNING).write_bytes(b"")
-    write_federation(folder, log(*NAMES, "late", "later"), begun=BEGUN)
+    write_federation(folder, log(*NAMES, "late", "later"))
     found = load_federation(folder)
     assert found.is_complete
     assert "later" in found.members
