@@ -82,6 +82,7 @@ REPORT_RATE, REPORT_BURST = 5.0, 20  # reports of one peer per second that are r
 WITNESSES = 3  # peers that compare the models of a sender and a round
 CARRY_RATE, CARRY_BURST = 20.0, 100  # reports of one peer per second that are passed on
 WAYS = 256  # ways that are remembered
+UNKNOWN = 16  # proofs against members that are not known yet, which are kept of one peer
 KEPT = 6  # signed models of one sender and source: three rounds of two stages
 KEPT_FRAGMENTS = 64  # the same of fragments
 Key = tuple[tuple[int, int], int, str, tuple[str, int, int] | None]
@@ -414,6 +415,8 @@ class EquivocationWatch:
         self._name = config.name
         self._ways = None if around is None else Ways(around, self._version_of_log)
         self._sent: WeakKeyDictionary[Link, set[bytes]] = WeakKeyDictionary()  # keys of the proofs sent over a link
+        self._unknown: dict[bytes, dict[bytes, bytes]] = {}  # by the key of who has shown them: proofs by their signers
+        self._recalled = self._version_of_log()  # when these were looked at
 
     def _version_of_log(self) -> tuple[int, int]:
         """Return what the graph follows from; the log of a newcomer grows behind its checkpoint, too."""
@@ -441,6 +444,7 @@ class EquivocationWatch:
 
     def report(self) -> None:
         """Send the signed headers of the models that were received since the last report to their witnesses."""
+        self._recall()
         models, self._fresh = self._fresh, []
         if not models:
             return
@@ -499,7 +503,7 @@ class EquivocationWatch:
             ProtocolError: it is malformed, or not signed.
         """
         if isinstance(opened.message, m.Equivocation):
-            self._accept(bytes(opened.payload))
+            self._accept(bytes(opened.payload), peer.key)
         elif isinstance(opened.message, m.Carried):
             if self.conduct.enabled and self._carry_rate.take(peer.key, asyncio.get_running_loop().time()):
                 self._take_carried(opened.message, opened.payload)
@@ -542,13 +546,34 @@ class EquivocationWatch:
 
     def _restore(self, proof: bytes) -> None:
         with suppress(ProtocolError):
-            self._accept(proof)
+            self._accept(proof, self._key)
+
+    def _recall(self) -> None:
+        """Accept the proofs against members that the log has now. It comes to a newcomer after its first peers."""
+        if not self._unknown or self._recalled == (version := self._version_of_log()):
+            return
+        self._recalled = version
+        unknown, self._unknown = self._unknown, {}
+        for shown_by, proofs in unknown.items():
+            for proof in proofs.values():
+                with suppress(ProtocolError):
+                    self._accept(proof, shown_by)
+
+    def _keep_unknown(self, sender: bytes, proof: bytes, shown_by: bytes) -> None:
+        """Keep a proof against a key that the log does not have. It is not verified, so its number is bounded."""
+        if self._access is None or self._access.refusal(sender) != "stranger":
+            return
+        if shown_by == self._key or self._peering.with_key(shown_by) is not None:
+            kept = self._unknown.setdefault(shown_by, {})
+            if len(kept) < UNKNOWN:
+                kept.setdefault(sender, proof)
 
     def spread(self) -> None:
         """Count the proofs against peers, and send them over links that have not carried them; forget former members."""
         present = self._peering.peers.keys() | self._peering.released.keys()
         for name in [name for name in self.conduct.penalties if name not in present]:
             self.conduct.forget(name)
+        self._recall()
         if not self.conduct.proofs:
             return
         for peer in self._peering.peers.values():
@@ -565,17 +590,25 @@ class EquivocationWatch:
                     self._send(peer, m.Equivocation(), proof)
 
     def _prove(self, one: SignedModel, other: SignedModel) -> None:
-        self._accept(make_proof(one, other))
+        self._accept(make_proof(one, other), self._key)
 
-    def _accept(self, proof: bytes) -> None:
+    def _accept(self, proof: bytes, shown_by: bytes) -> None:
         """Keep and pass on a proof, unless there is one of this member already, or its signer is no member.
+
+        A peer shows a proof once over a link, so one against a member that the log does not have yet is kept until then.
+
+        Args:
+            shown_by: key of the peer that has sent it; that of this node for one of its own.
 
         Raises:
             ProtocolError: the proof is not valid.
         """
         sender = parse_signed_model(proof[: len(proof) // 2], self._federation).sender
         # Before the signatures are verified: a repeated proof, or one of a stranger, must cost no more than a look-up.
-        if sender in self.conduct.proofs or not self._is_member(sender):
+        if sender in self.conduct.proofs:
+            return
+        if not self._is_member(sender):
+            self._keep_unknown(sender, proof, shown_by)
             return
         one, _ = read_proof(proof, self._federation)
         self.conduct.proofs[sender] = proof

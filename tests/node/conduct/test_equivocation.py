@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from p2pfl.node.conduct import Conduct, EquivocationWatch
+from p2pfl.node.conduct import UNKNOWN, Conduct, EquivocationWatch
 from p2pfl.node.exchange.model_encoding import Published
 from p2pfl.node.peering.peering_config import PeeringOptions
 from p2pfl.node.settings import Settings
@@ -27,6 +27,7 @@ from p2pfl.protocols.wire.envelope import (
 )
 from p2pfl.sim.simulation.clock import run
 from tests.support.federation import federation_id, play
+from tests.support.logs import log_to
 
 NAMES = ("a", "b", "c", "d", "e")
 FEDERATION = bytes(range(16))
@@ -213,6 +214,69 @@ def test_other_pairs_of_frames_are_no_proof(other, cause):
     with pytest.raises(ProtocolError) as error:
         read_proof(frame() + other, FEDERATION)
     assert error.value.cause == cause
+
+
+def proof_against(identity):
+    return b"".join((frame(identity), frame(identity, b"2")))
+
+
+def test_proof_against_a_member_that_the_log_does_not_have_yet_counts_when_it_has():
+    """A newcomer that has begun with a checkpoint of the log knows few members, and a proof comes once over a link."""
+    strangers = [Identity.from_seed(bytes([k]) * 32) for k in range(10, 10 + 2 * UNKNOWN)]
+    present = set()
+    log = SimpleNamespace(
+        refusal=lambda key: "" if key in present else "revoked" if key == BOB.public else "stranger",
+        membership_version=9,
+        stored=0,
+    )
+    peering, watch = watch_of(log)
+    alice = peering.peers["alice"]
+
+    async def main():
+        for each in (BOB, *strangers):
+            watch.receive(alice, Opened("alice", m.Equivocation(), memoryview(proof_against(each)), 1))
+        late = strangers[UNKNOWN]  # no peer lets this node keep many
+        forged = frame(strangers[0])[:-1] + b"\0" + frame(strangers[0], b"2")
+        carol = SimpleNamespace(name="carol", key=Identity.from_seed(bytes([4]) * 32).public, link=None)
+        peering.peers["carol"] = carol
+        watch.receive(carol, Opened("carol", m.Equivocation(), memoryview(forged), 1))
+        watch.report()
+        assert not watch.conduct.proofs
+        present.update(each.public for each in (*strangers[:3], late, BOB))
+        watch.report()
+        assert not watch.conduct.proofs  # nothing is looked at before the log has changed
+        log.stored = 9
+        watch.report()
+        assert set(watch.conduct.proofs) == {each.public for each in strangers[:3]}
+        del peering.peers["alice"]
+        present.update(each.public for each in strangers)
+        log.stored = 10
+        watch.spread()
+        assert len(watch.conduct.proofs) == UNKNOWN
+
+    run(main())
+
+
+def watch_of(access):
+    """Return BOB's comparison of models with ALICE as its peer, and these."""
+    config = SimpleNamespace(
+        name="bob",
+        key=BOB.public,
+        seed=0,
+        asynchronous=True,
+        signer=FrameSigner(BOB, FEDERATION, bytes(16), 1),
+        verifier=FrameVerifier({"alice": ALICE.public}, BOB.public, FEDERATION, 100),
+        options=PeeringOptions(access=access, log=log_to([])),
+    )
+    peering = SimpleNamespace(
+        peers={"alice": SimpleNamespace(name="alice", key=ALICE.public, link=None)},
+        released={},
+        round=7,
+        view=SimpleNamespace(leave_out=None),
+        introduced_peers=list,
+    )
+    peering.with_key = lambda key: next((peer for peer in peering.peers.values() if peer.key == key), None)
+    return peering, EquivocationWatch(config, peering, Conduct(enabled=True))
 
 
 def test_proof_against_stranger_is_dropped_unverified():
