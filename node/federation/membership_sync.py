@@ -318,11 +318,10 @@ class Neighbourhood:
 
     def around(self, name: str) -> set[str]:
         """Return the members with which a member exchanges models, and so has links."""
-        if self.links is not None:
-            return self.links.rule.neighbours(name, self.links.round) & self._log.members.keys()
-        if self._edges == "all":
+        if self._edges == "all" and self.links is None:
             return set(self._log.members) - {name}
-        return self._linked(name) & self._log.members.keys()
+        near = self._linked(name) if self.links is None else self.links.rule.neighbours(name, self.links.round)
+        return {other for other in near if self._log.member(other) is not None}
 
     def _linked(self, name: str) -> set[str]:
         """Return the nodes, members or not, to which edges of a list lead from a member."""
