@@ -370,7 +370,7 @@ class Prober:
             case Suspect():
                 peer = self._table.peers[step.name]
                 self._table.suspect(peer, step.reason)
-                peer.give_up()
+                peer.give_up_requests()
             case Dead():
                 self._end(self._table.peers[step.name], step.reason)
 

@@ -192,12 +192,16 @@ class Peer:
         if len(self.overdue) > MOST_OVERDUE:
             self.overdue.remove(min(self.overdue))
 
-    def give_up(self) -> None:
-        """End all requests in both directions without an answer."""
+    def give_up_requests(self) -> None:
+        """End this node's requests to the peer without an answer. Those of the peer are answered if it still lives."""
         for future in self.requests.values():
             if not future.done():
                 future.set_result(None)
         self.overdue.clear()
+
+    def give_up(self) -> None:
+        """End all requests in both directions without an answer."""
+        self.give_up_requests()
         self.waiting.clear()
         self.queued = None
 

@@ -177,6 +177,20 @@ async def suspect_carol(alice):
     raise AssertionError("nobody is suspected")
 
 
+def test_suspicion_ends_only_the_requests_of_the_suspicious_node():
+    async def test(alice):
+        carol = alice.table.peers["carol"]
+        asked = carol.requests[7] = asyncio.get_running_loop().create_future()
+        carol.waiting[1, "trained", False] = m.Get(8, 1, "trained", b"")
+        await suspect_carol(alice)
+        assert asked.result() is None
+        assert [get.request for get in carol.waiting.values()] == [8]  # she may live, and waits for the answer
+        alice.prober.take(Dead("carol", "silent"))
+        assert not carol.waiting
+
+    play(test)
+
+
 def next_step(alice):
     """Return the kind of the next step about carol, while bob and dave are heard; `Dead` if she is still suspected."""
     detector, now = alice.table.detector, asyncio.get_running_loop().time()
