@@ -28,7 +28,7 @@ PRESENCE, WILL = "presence", "will"
 DATA, CONTROL = 0, 1  # kinds of sealed packets, with separate numbers
 SEAL = 16  # bytes by which sealed content is longer
 _KEYS = b"p2pfl broker keys 2\0"
-VERIFICATIONS = 100  # handshakes that are begun, and verified signatures of presences, per second
+VERIFICATIONS = 100  # handshakes that are begun, and the same number of verified signatures of presences, per second
 
 
 class Topics:
@@ -139,19 +139,26 @@ def _nonce(kind: int, number: int) -> bytes:
 
 
 class HandshakeLimits:
-    """Rate limits of handshakes, presences and accepted links."""
+    """Rate limits of handshakes, presences and accepted links.
+
+    Handshakes and presences have separate limits, because a member usually announces itself just before it dials.
+    """
 
     def __init__(self, access: AccessControl) -> None:
         self._access = access
-        self._verifications = Shares(VERIFICATIONS)
+        self._handshakes, self._presences = Shares(VERIFICATIONS), Shares(VERIFICATIONS)
         self._links, self._strangers = TokenBucket(2, 10), TokenBucket(5, 20)
 
-    def may_verify(self, sender: bytes) -> bool:
-        """Return whether the rate limit permits work for a packet that claims to be from `sender`."""
+    def may_begin(self, sender: bytes) -> bool:
+        """Return whether the rate limit permits to begin a handshake with one who claims to be `sender`."""
         now = asyncio.get_running_loop().time()
         if self._access.refusal(sender):  # all strangers share one limit, so many of them cost no more than one
-            return self._strangers.take(b"", now) and self._verifications.take(b"", now)
-        return self._verifications.take(sender, now)
+            return self._strangers.take(b"", now) and self._handshakes.take(b"", now)
+        return self._handshakes.take(sender, now)
+
+    def may_verify(self, member: bytes) -> bool:
+        """Return whether the rate limit permits to verify a presence that claims to be from `member`."""
+        return self._presences.take(member, asyncio.get_running_loop().time())
 
     def may_link(self, key: bytes) -> bool:
         """Return whether the rate limit permits another link of a proven member."""

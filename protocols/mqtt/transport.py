@@ -464,7 +464,7 @@ class PresenceObserver:
 
     A broker sends all retained presences at once, and once only. Those beyond the limit of verified signatures wait for
     their turn, the newest of each member, so that the memory is bounded by the number of members. They are verified at half
-    of the limit, which leaves the other half to handshakes and new presences.
+    of the limit, which leaves the other half to new presences.
 
     Args:
         own: this node's public key.

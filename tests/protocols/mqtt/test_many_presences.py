@@ -61,6 +61,18 @@ def test_retained_presences_beyond_limit_are_verified_later():
     run(main())
 
 
+def test_members_that_announce_themselves_may_dial_at_once():
+    async def main():
+        limits = HandshakeLimits(Club(*MEMBERS))
+        for _ in range(3):  # second after second
+            for member in MEMBERS[:VERIFICATIONS]:
+                assert limits.may_verify(member.public)
+                assert limits.may_begin(member.public)
+            await asyncio.sleep(1.0)
+
+    run(main())
+
+
 def test_member_has_one_place_among_waiting_presences():
     async def main():
         access = Club(*MEMBERS[:3])
