@@ -6,6 +6,11 @@ Nodes use MQTT 3.1.1, in which a broker closes a connection without a reason. MQ
 inquiry at a broker that refuses or closes connections therefore connects once in that version, to learn what answers
 at its address, and which limits it announces. It sends the account only to a broker that has shown the expected
 certificate, as a node does, and nothing else of the node.
+
+A broker reads as fast as it can. What it has not read waits in the buffers of the network, which hold megabytes of each
+node: half a minute for a broker with 100 busy clients, much longer than anybody waits for an answer. A node therefore
+asks the broker from time to time to confirm a message (with quality of service 1; all others have quality 0), and has
+at most two BATCHes on their way that are not confirmed. The rest waits here, where no link repeats it.
 """
 
 from __future__ import annotations
@@ -19,7 +24,6 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from math import inf
 from pathlib import Path
 from struct import pack
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -32,11 +36,14 @@ from p2pfl.protocols.mqtt.reliable_stream import LARGEST_PACKET
 if TYPE_CHECKING:
     import aiomqtt
 
+    from p2pfl.protocols.mqtt.hardened_client import Client
 
 CONNECTING = 5.0  # seconds for the broker to answer
 KEEPALIVE = 10  # seconds; the broker publishes a node's last will after silence of one and a half times this period
-INCOMING = 64  # maximum waiting messages; further ones are dropped and sent again later
+INCOMING = 64  # maximum waiting messages; further ones are not read yet
 SMALL = 4096  # bytes; packets up to this size are sent before larger ones
+LEAST = 32 << 10  # bytes as which smaller packets count, because each costs the broker work
+BATCH = 512 << 10  # bytes after which the broker is asked to confirm that it has read them
 WAITING = 4096  # maximum number of small packets that wait for the network; older ones are dropped, as by a broker
 AMBIGUOUS = "timed out", "eof", "ssl", "reset by peer", "identifier", "connection lost", "unspecified"  # in errors
 FLUSHING = 2.0  # seconds to send queued data when the connection is closed on purpose
@@ -97,7 +104,7 @@ class Bus(Protocol):
     Attributes:
         name: name of the broker, for messages to people.
         connected: whether published messages can reach the broker.
-        queued: bytes of published large packets that the network has not accepted yet.
+        queued: bytes of published packets that are not on their way to the broker yet; small ones count as LEAST.
     """
 
     name: str
@@ -161,7 +168,7 @@ class AiomqttBus:
         self._password = _read(password_file) or environment.get(PASSWORD) or address.password
         self._tls = tls or address.tls_context()
         self._explanation = ""  # why the broker has not accepted a connection since the last one
-        self._small: deque[_Packet] = deque(maxlen=WAITING)
+        self._small: deque[_Packet] = deque()
         self._large: deque[_Packet] = deque()
         self._topics: deque[str] = deque()
         self._news = asyncio.Event()
@@ -209,7 +216,7 @@ class AiomqttBus:
             self.connected = False
             self._forget()
 
-    async def _serve(self, client: aiomqtt.Client, listener: Listener) -> None:
+    async def _serve(self, client: Client, listener: Listener) -> None:
         """Read and write until the connection ends."""
         import aiomqtt
 
@@ -227,25 +234,38 @@ class AiomqttBus:
             if not task.cancelled():
                 task.result()
 
-    async def _read(self, client: aiomqtt.Client, listener: Listener) -> None:
+    async def _read(self, client: Client, listener: Listener) -> None:
         async for message in client.messages:
-            if isinstance(message.payload, bytes | bytearray):
-                listener.came(str(message.topic), bytes(message.payload))
+            more: aiomqtt.Message | None = message
+            while more is not None:
+                if isinstance(more.payload, bytes | bytearray):
+                    listener.came(str(more.topic), bytes(more.payload))
+                more = client.next_message()
 
-    async def _write(self, client: aiomqtt.Client, listener: Listener) -> None:
+    async def _write(self, client: Client, listener: Listener) -> None:
+        size, confirmed = 0, asyncio.Event()  # bytes since the last message to be confirmed, and whether it is
+        confirmed.set()
         while True:
             self._news.clear()
             while self._topics:
                 await client.subscribe(self._topics.popleft())
             if packet := self._next():
-                await client.publish(packet.topic, packet.content, 0, packet.retain, timeout=inf)
-                if len(packet.content) > SMALL:
-                    self.queued -= len(packet.content)
-                    listener.writable()
+                self.queued -= packet.cost
+                size += packet.cost
+                last = self._closing and not self._small
+                event = client.post(packet.topic, packet.content, packet.retain, last or size >= BATCH)
+                if last or size >= BATCH:
+                    await confirmed.wait()
+                    size, confirmed = 0, event
+                listener.writable()
                 continue
-            self._empty.set()
-            if self._closing:
+            if self._closing:  # data that arrives after the end makes the broker lose what it has not read
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FLUSHING):
+                        await confirmed.wait()
+                self._empty.set()
                 return
+            self._empty.set()
             await self._news.wait()
 
     def _next(self) -> _Packet | None:
@@ -256,9 +276,14 @@ class AiomqttBus:
     def publish(self, topic: str, content: bytes, retain: bool = False, last: bool = False) -> None:
         if not self.connected:
             return
-        large = len(content) > SMALL
-        self.queued += len(content) if large else 0
-        (self._large if large or last else self._small).append(_Packet(topic, content, retain))
+        packet = _Packet(topic, content, retain)
+        self.queued += packet.cost
+        if last or len(content) > SMALL:
+            self._large.append(packet)
+        else:
+            if len(self._small) == WAITING:
+                self.queued -= self._small.popleft().cost
+            self._small.append(packet)
         self._empty.clear()
         self._news.set()
 
@@ -294,6 +319,10 @@ class _Packet(NamedTuple):
     topic: str
     content: bytes
     retain: bool
+
+    @property
+    def cost(self) -> int:
+        return max(len(self.content), LEAST)
 
 
 def _read(file: Path | None) -> str | None:

@@ -12,10 +12,15 @@ that failed.
 The client keeps a packet until it is complete, and a packet of MQTT may have 256 MiB. Here it keeps the beginning only.
 It also keeps each message of quality of service 2 until the broker releases it. All subscriptions have quality 0, so a
 message of another quality ends the connection.
+
+paho reads each packet in three or more calls of the system, and one packet per turn of the event loop; aiomqtt needs
+further turns to pass it on, and drops packets when its queue is full. Here one call reads what has arrived, one turn
+handles it, and what the queue has no room for stays in the socket.
 """
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import Future
 from contextlib import suppress
 from typing import Any
@@ -24,7 +29,7 @@ import aiomqtt
 from paho.mqtt.enums import MQTTErrorCode
 
 KEPT = 512 << 10  # bytes of an incoming packet; longer ones are cut, and are then too long for their receiver, too
-PIECE = 64 << 10  # maximum bytes to read at once
+PIECE = 64 << 10  # bytes to read at once
 QUALITY = 0b110  # bits of a PUBLISH packet's first byte with its quality of service
 
 
@@ -32,10 +37,14 @@ class Client(aiomqtt.Client):
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         client, receive = self._client, self._client._sock_recv
+        self._unread = memoryview(b"")  # bytes of the socket that paho has not asked for yet
 
-        def receive_piece(size: int) -> bytes:
+        def receive_piece(size: int) -> memoryview:
             del client._in_packet["packet"][KEPT:]
-            return receive(min(size, PIECE))
+            if not self._unread:
+                self._unread = memoryview(receive(PIECE))
+            piece, self._unread = self._unread[:size], self._unread[size:]
+            return piece
 
         handle = client._handle_publish
 
@@ -64,6 +73,28 @@ class Client(aiomqtt.Client):
         future.add_done_callback(_retrieve)
         self.__disconnected = future
 
+    def post(self, topic: str, content: bytes, retain: bool, confirmed: bool) -> asyncio.Event:
+        """Publish a message without waiting for the network; return an event.
+
+        Args:
+            confirmed: whether the event is set when the broker has read the message, and so all before it. This needs
+                quality of service 1, and the broker answers with one small packet. The event is never set otherwise.
+
+        Raises:
+            MqttError: the connection has ended.
+        """
+        info = self._client.publish(topic, content, int(confirmed), retain)
+        if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            raise aiomqtt.MqttCodeError(info.rc, "Could not publish message")
+        done = asyncio.Event()
+        if confirmed:
+            self._pending_publishes[info.mid] = done
+        return done
+
+    def next_message(self) -> aiomqtt.Message | None:
+        """Return the next message if it has arrived; `messages` would need some turns of the event loop for it."""
+        return None if self._queue.empty() else self._queue.get_nowait()
+
     def abandon(self) -> None:
         """Close the socket, in any state of the connection; also one that a thread opens later."""
         self._abandoned = True
@@ -85,11 +116,13 @@ class Client(aiomqtt.Client):
     def _on_socket_open(self, client: Any, userdata: Any, sock: Any) -> None:
         def read() -> None:
             try:
-                client.loop_read()
-                while hasattr(client._sock, "pending") and client._sock.pending():  # decrypted bytes wake no loop
-                    client.loop_read()
+                while not self._queue.full():
+                    if client.loop_read() or not (self._unread or _pending(client._sock)):
+                        return
             except Exception as error:
                 self._lost(error)
+            else:
+                self._loop.call_soon(read)  # bytes that are here already wake no loop
 
         def watch() -> None:
             if self._abandoned or sock.fileno() < 0:
@@ -117,6 +150,11 @@ class Client(aiomqtt.Client):
                 self._lost(error)
 
         self._loop.call_soon_threadsafe(watch)  # called from another thread while connecting
+
+
+def _pending(sock: Any) -> bool:
+    """Return whether a socket with TLS has decrypted bytes that were not read."""
+    return hasattr(sock, "pending") and sock.pending() > 0
 
 
 def _retrieve(future: Future[None]) -> None:

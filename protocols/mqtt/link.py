@@ -24,7 +24,7 @@ from p2pfl._util.printable import key_name
 from p2pfl.protocols.errors import ProtocolError, RefusedError, TransportError
 from p2pfl.protocols.mqtt.broker_client import Bus
 from p2pfl.protocols.mqtt.packets import HandshakeLimits, Topics, sealing_of
-from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream
+from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream, RoundTrip
 from p2pfl.protocols.transport import NO_SESSION, Handler, Part, Timer
 from p2pfl.protocols.transports.certificates import Credentials
 from p2pfl.protocols.transports.frames import INCOMPLETE
@@ -34,7 +34,7 @@ from p2pfl.protocols.wire.envelope import EARLIER
 
 REQUEST = 4096  # maximum bytes of a frame from a newcomer
 ANSWER = 8 << 20  # maximum bytes of the answer to a newcomer: the federation's file and its membership log
-QUEUE = 512 << 10  # bytes waiting for the network, above which no more chunks are sealed
+QUEUE = 512 << 10  # bytes waiting for the broker, above which links wait for their turn to send chunks
 HANDSHAKE = 10.0  # seconds for a dialler's next message of the handshake
 PATIENCE = 10.0  # seconds for a link to become trusted
 BACKLOG_FRAMES = 4  # number of frames of maximum size that may wait for a peer that does not read
@@ -53,9 +53,11 @@ class LinkOwner(Protocol):
 
     Attributes:
         max_frame, greeting: maximum bytes of a frame on a trusted link, and on one that is not trusted yet.
+        round_trip: estimate of the time through the broker, of all links.
     """
 
     bus: Bus
+    round_trip: RoundTrip
     topics: Topics
     max_frame: int
     greeting: int
@@ -77,6 +79,9 @@ class LinkOwner(Protocol):
 
     def limit_incomplete(self, link: MqttLink) -> None:
         """Close other links of the same key if their incomplete frames, with the one of this link, are too large."""
+
+    def queue(self, link: MqttLink) -> None:
+        """Let a link wait for its turn to send chunks."""
 
 
 class MqttLink:
@@ -229,7 +234,11 @@ class MqttLink:
         if self.joining:
             limit = ANSWER if self.dialled else REQUEST
         self.stream = ReliableStream(
-            sealing_of(proven.secret, self.dialled), self.id, limit, asyncio.get_running_loop().time()
+            sealing_of(proven.secret, self.dialled),
+            self.id,
+            limit,
+            asyncio.get_running_loop().time(),
+            self._owner.round_trip,
         )
         self._expire(PATIENCE, "was not introduced in time")
         if self.dialled:  # the listener may repeat its last message until a sealed packet arrives
@@ -324,7 +333,13 @@ class MqttLink:
     def _packet_out(self, now: float) -> bytes | None:
         if self._handshake is not None and (packet := self._handshake.packet_out(now)) is not None:
             return packet
-        return self.stream.packet_out(now, data=self._owner.bus.queued < QUEUE) if self.stream is not None else None
+        if self.stream is None:
+            return None
+        room = self._owner.bus.queued < QUEUE
+        packet = self.stream.packet_out(now, data=room)
+        if packet is None and not room and self.stream.sendable:
+            self._owner.queue(self)
+        return packet
 
     def forget_timer(self) -> None:
         self._timer.cancel()
@@ -349,6 +364,8 @@ class LinkTable:
         self.greeting = min(greeting, max_frame)
         self.links: dict[bytes, MqttLink] = {}
         self.strangers: dict[MqttLink, None] = {}
+        self.round_trip = RoundTrip()
+        self._queue: dict[MqttLink, None] = {}  # links with chunks to send, in the order of their turns
         self._on_proven = on_proven
         self._handler: Handler | None = None
 
@@ -394,12 +411,16 @@ class LinkTable:
                 excess -= other.incomplete
                 other.fail("closed to make room for a frame over another connection")
 
+    def queue(self, link: MqttLink) -> None:
+        self._queue[link] = None
+
     def trust(self, link: MqttLink) -> None:
         self.strangers.pop(link, None)
 
     def leave(self, link: MqttLink) -> None:
         self.links.pop(link.id, None)
         self.strangers.pop(link, None)
+        self._queue.pop(link, None)
 
     # Operations on all links
 
@@ -424,10 +445,12 @@ class LinkTable:
             link.forget_timer()
 
     def take_turns(self) -> None:
-        """Publish due packets, one of each link in turn, until enough data waits for the network."""
-        going = list(self.links.values())
-        while going and self.bus.queued < QUEUE:
-            going = [link for link in going if link.pump(1)]
+        """Publish due packets, one of each waiting link in turn, until enough data waits for the broker."""
+        while self._queue and self.bus.queued < QUEUE:
+            link = next(iter(self._queue))
+            del self._queue[link]
+            if link.pump(1):
+                self._queue[link] = None
 
 
 class LinkHandshake:
@@ -559,7 +582,7 @@ class LinkAcceptor:
     def accept(self, sender: bytes, packet: bytes) -> None:
         """Accept a link from the first packet of its handshake."""
         table = self._table
-        if not self._limits.may_verify(sender):
+        if not self._limits.may_begin(sender):
             table.refused("too often", f"too many connections in the name of {key_name(sender)}")
             return
 

@@ -11,6 +11,12 @@ nor change one. It learns the sizes of frames and the times at which they are se
 
 A packet that cannot be opened raises an error; a late or repeated one is ignored. At most WINDOW chunks that arrive too
 early are kept. Memory for their frame is allocated only when its size is known and allowed.
+
+The time after which a chunk is repeated is common to all links of a node (RoundTrip), because they share a broker, and
+its queues are most of the delay. A busy broker becomes slower for all links at once, and most of them have only one
+small frame on its way, so none could find this out for itself before it had repeated its frame several times. With
+hundreds of links these repetitions are a multiple of the load that made the broker slow, and it does not recover. When
+the time becomes too short, one link therefore repeats a chunk, and the others wait twice as long before they do.
 """
 
 from __future__ import annotations
@@ -55,6 +61,36 @@ class _Sent:
     due: bool = False  # due to be sent again
 
 
+class RoundTrip:
+    """Estimate of the round-trip time through a broker, from the acknowledgements of all links (RFC 6298).
+
+    Attributes:
+        wait: seconds without acknowledgement before a chunk is repeated.
+    """
+
+    def __init__(self) -> None:
+        self.wait = FIRST_WAIT
+        self._mean: float | None = None
+        self._deviation = 0.0
+
+    def measured(self, seconds: float) -> None:
+        """Record the time until the acknowledgement of a chunk that was sent once."""
+        if self._mean is None:
+            self._mean, self._deviation = seconds, seconds / 2
+        else:
+            self._deviation += (abs(self._mean - seconds) - self._deviation) / 4
+            self._mean += (seconds - self._mean) / 8
+        self.wait = min(max(self._mean + 4 * self._deviation, SHORTEST_WAIT), LONGEST_WAIT)
+
+    def expired(self) -> None:
+        """Record that a chunk was not acknowledged in time; wait twice as long, until the next measurement."""
+        self.wait = min(2 * self.wait, LONGEST_WAIT)
+
+    def reset(self) -> None:
+        """Wait as at first, after an interruption of the channel."""
+        self.wait = FIRST_WAIT
+
+
 class ReliableStream:
     """Both directions of one link: chunks that are sent until they are acknowledged, and frames that are put together.
 
@@ -62,6 +98,7 @@ class ReliableStream:
         id: id of the link.
         limit: maximum bytes of a received frame. It may be changed, and applies to frames that `frame` has not begun.
         now: the time in seconds, of any clock that never goes back; most calls take it.
+        round_trip: estimate that this link shares with others; by default one of its own.
 
     Attributes:
         heard: number of received packets that the other side has sealed.
@@ -69,7 +106,7 @@ class ReliableStream:
         backlog: bytes of frames that are not acknowledged yet.
     """
 
-    def __init__(self, sealing: Sealing, id: bytes, limit: int, now: float) -> None:
+    def __init__(self, sealing: Sealing, id: bytes, limit: int, now: float, round_trip: RoundTrip | None = None) -> None:
         self.id = id
         self.limit = limit
         self.heard = 0
@@ -81,9 +118,8 @@ class ReliableStream:
         self._sent: dict[int, _Sent] = {}
         self._unacknowledged = 0  # the lowest number that the other side does not have
         self._window = float(FIRST_WINDOW)
-        self._wait = FIRST_WAIT
-        self._round_trip: float | None = None
-        self._deviation = 0.0
+        self._round_trip = round_trip or RoundTrip()
+        self._patience = 0.0  # seconds for which this link waits longer than others, because its chunks were lost
         self._progress = now
         self._early: dict[int, tuple[int, int, bytes]] = {}  # chunks that wait for an earlier one: size, index, content
         self._early_size = 0
@@ -109,6 +145,13 @@ class ReliableStream:
     def unsent(self) -> bool:
         """Return whether a part of a queued frame has not been sent yet."""
         return bool(self._outgoing)
+
+    @property
+    def sendable(self) -> bool:
+        """Return whether there is a chunk that may be sent now."""
+        return any(sent.due for sent in self._sent.values()) or (
+            len(self._sent) < int(self._window) and bool(self._outgoing) and self._next_out < self._unacknowledged + WINDOW
+        )
 
     def acknowledge(self) -> None:
         """Schedule a control packet even without received data. It proves that this side has the keys."""
@@ -139,9 +182,7 @@ class ReliableStream:
             if sent.due:
                 sent.due, sent.again, sent.when = False, True, now
                 return sent.packet
-        if len(self._sent) < int(self._window) and self._outgoing and self._next_out < self._unacknowledged + WINDOW:
-            return self._next_frame(now)
-        return None
+        return self._next_frame(now) if self.sendable else None
 
     def _next_frame(self, now: float) -> bytes:
         size, index, chunk, length = self._outgoing.next_chunk()
@@ -162,12 +203,19 @@ class ReliableStream:
         self._flags, self._owes = 0, False
         return packet
 
+    @property
+    def _wait(self) -> float:
+        """Seconds without acknowledgement before a chunk is repeated. They double for a peer that does not answer."""
+        return max(self._round_trip.wait, self._patience)
+
     def _time_out(self, now: float) -> None:
-        late = [sent for sent in self._sent.values() if not sent.due and sent.when + self._wait <= now]
+        wait = self._wait
+        late = [sent for sent in self._sent.values() if not sent.due and sent.when + wait <= now]
         if late:
             for sent in late:
                 sent.due = True
-            self._wait = min(2 * self._wait, LONGEST_WAIT)
+            self._patience = min(2 * wait, LONGEST_WAIT)
+            self._round_trip.expired()
             self._window = max(LEAST_WINDOW, self._window / 2)
 
     # Receiving
@@ -253,22 +301,14 @@ class ReliableStream:
             sent = self._sent.pop(number)
             self.backlog -= sent.size
             if not sent.again:
-                self._update_round_trip(now - sent.when)
+                self._round_trip.measured(now - sent.when)
         self._unacknowledged = min(self._sent, default=self._next_out)
         self._window = min(self._window + len(new), WINDOW)
         self._progress = now
+        self._patience = 0.0
         for number, sent in self._sent.items():
             if number + OVERTAKEN <= new[-1] and not sent.again:
                 sent.due = True
-
-    def _update_round_trip(self, seconds: float) -> None:
-        """Update the estimate of the round-trip time (RFC 6298)."""
-        if self._round_trip is None:
-            self._round_trip, self._deviation = seconds, seconds / 2
-        else:
-            self._deviation += (abs(self._round_trip - seconds) - self._deviation) / 4
-            self._round_trip += (seconds - self._round_trip) / 8
-        self._wait = min(max(self._round_trip + 4 * self._deviation, SHORTEST_WAIT), LONGEST_WAIT)
 
     def _alive(self) -> None:
         self.heard += 1
@@ -298,7 +338,8 @@ class ReliableStream:
         """Resume after an interruption of the channel: send the chunks in transit again, and ignore the pause."""
         for sent in self._sent.values():
             sent.due = True
-        self._wait = FIRST_WAIT
+        self._patience = 0.0
+        self._round_trip.reset()
         self._progress = now
         self._probed_until = self._ping_at = inf
         if self._incoming is not None:

@@ -25,8 +25,8 @@ from p2pfl.protocols.errors import AddressError, ProtocolError, TransportError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.mqtt import connection
 from p2pfl.protocols.mqtt import transport as mqtt
-from p2pfl.protocols.mqtt.broker_client import WAITING, AiomqttBus, Message, describe_failure
-from p2pfl.protocols.mqtt.link import HANDSHAKE, HANDSHAKE_PACKET, LINKS_PER_KEY, REQUEST, STRANGERS, make_packet
+from p2pfl.protocols.mqtt.broker_client import BATCH, LEAST, WAITING, AiomqttBus, Message, describe_failure
+from p2pfl.protocols.mqtt.link import HANDSHAKE, HANDSHAKE_PACKET, LINKS_PER_KEY, QUEUE, REQUEST, STRANGERS, make_packet
 from p2pfl.protocols.mqtt.packets import FORMER_OPENING, RESET_PACKET
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, DATA_HEADER, DATA_PACKET
 from p2pfl.protocols.mqtt.transport import LARGEST, MqttTransport
@@ -153,6 +153,28 @@ async def trusted_link(a, b, key=BOB.public):
     return link, other
 
 
+class FullBus(brokers.MemoryBus):
+    """Bus whose broker reads a packet only when `read` is called, except those of handshakes and acknowledgements."""
+
+    def __init__(self, broker):
+        super().__init__(broker)
+        self.waiting, self.full = [], False
+
+    def publish(self, topic, content, retain=False, last=False):
+        if content[0] == DATA_PACKET and self.full:
+            self.waiting.append((topic, content))
+            self.queued += QUEUE
+        else:
+            super().publish(topic, content, retain, last)
+
+    def read(self):
+        topic, content = self.waiting.pop(0)
+        self.queued -= QUEUE
+        super().publish(topic, content)
+        self.listener.writable()
+        return topic
+
+
 # Contract of a link
 
 
@@ -191,6 +213,29 @@ async def test_backlog_counts_unacknowledged_bytes_and_reports_drain(here):
     await asyncio.sleep(1)
     assert link.backlog == 0
     assert a.handler.drains > 0
+
+
+@world
+async def test_links_take_turns_while_broker_has_no_room(here):
+    bus = FullBus(here.broker)
+    a, b, c = await here.node(ALICE, bus=bus), await here.node(BOB), await here.node(CAROL)
+    links = [(await trusted_link(a, end, key))[0] for end, key in ((b, BOB.public), (c, CAROL.public))]
+    bus.full = True
+    for _ in range(3):
+        for link in links:
+            link.send([b"small"])
+            link.send([bytes(CHUNK)])
+    topics = []
+    for _ in range(12):
+        assert len(bus.waiting) == 1  # the rest waits in the links, which neither seal it nor repeat it
+        await asyncio.sleep(0.3)
+        topics.append(bus.read())
+    bob, carol = a.transport.topics.inbox(BOB.public), a.transport.topics.inbox(CAROL.public)
+    assert topics[:9] == [bob, *[bob, carol] * 4]  # the first one did not wait
+    assert topics.count(bob) == topics.count(carol) == 6
+    await b.handler.until(lambda handler: len(handler.frames) == 6)
+    await c.handler.until(lambda handler: len(handler.frames) == 6)
+    assert bus.waiting == []
 
 
 @world
@@ -1238,9 +1283,10 @@ def test_newest_of_too_many_waiting_packets_are_sent(on_loop):
 
     async def behave(reader, writer):
         while not received or received[-1] != WAITING + 999:
-            head = await reader.readexactly(2)
-            content = await reader.readexactly(head[1])
-            received.append(int(content[7:]))
+            number, id = await published_number(reader)
+            received.append(number)
+            if id:
+                writer.write(b"\x40\x02" + id)
 
     async def main():
         async with serving(behave) as bus:
@@ -1249,6 +1295,57 @@ def test_newest_of_too_many_waiting_packets_are_sent(on_loop):
 
     on_loop(main())
     assert received == list(range(1000, WAITING + 1000))
+
+
+async def published_number(reader):
+    """Return the number in the next packet of a Collector, and its id if it is to be confirmed."""
+    head = await reader.readexactly(2)
+    content = await reader.readexactly(head[1])
+    start = 7  # after the topic
+    return (int(content[start + 2 :]), content[start : start + 2]) if head[0] & 0b110 else (int(content[start:]), b"")
+
+
+@pytest.mark.slow
+def test_bus_sends_two_batches_more_than_broker_has_confirmed(on_loop):
+    received, waiting, running = [], [], []
+    batch = BATCH // LEAST
+
+    async def behave(reader, writer):
+        ids = []
+        while len(received) < 6 * batch + 1:
+            number, id = await published_number(reader)
+            received.append(number)
+            if id:
+                ids.append(id)
+            if len(ids) == 2:  # only now, so that the bus would have sent everything if it did not wait
+                waiting.append(running[0].queued // LEAST)
+                writer.write(b"\x40\x02" + ids.pop(0))
+
+    async def main():
+        async with serving(behave) as bus:
+            running.append(bus)
+            with pytest.raises(TransportError):
+                await bus.run(Message("will", b""), ["topic"], Collector(bus, 6 * batch + 1))
+
+    on_loop(main())
+    assert received == list(range(6 * batch + 1))
+    assert waiting == [4 * batch + 1, 3 * batch + 1, 2 * batch + 1, batch + 1, 1]
+
+
+@pytest.mark.slow
+def test_bus_drops_no_packet_of_many_that_arrive_at_once(on_loop):
+    async def behave(reader, writer):
+        writer.write(b"".join(b"\x30\x07\x00\x01t%04d" % number for number in range(5000)))
+        await writer.drain()
+
+    async def main():
+        async with serving(behave) as bus:
+            listener = Collector(bus)
+            with pytest.raises(TransportError):
+                await bus.run(Message("will", b""), ["topic"], listener)
+            return listener
+
+    assert on_loop(main()).contents == [(4, b"%04d" % number) for number in range(5000)]
 
 
 @pytest.mark.slow

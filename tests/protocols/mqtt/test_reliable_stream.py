@@ -1,13 +1,15 @@
 """Seal of packets, and frames over a channel that loses, repeats, reorders and alters packets."""
 
 import random
+from collections import deque
 from contextlib import suppress
+from math import inf
 
 import pytest
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.mqtt.packets import CONTROL, DATA, sealing_keys, sealing_of
-from p2pfl.protocols.mqtt.reliable_stream import CHUNK, DATA_HEADER, PROBE, STALLED, WINDOW, ReliableStream
+from p2pfl.protocols.mqtt.reliable_stream import CHUNK, DATA_HEADER, PROBE, STALLED, WINDOW, ReliableStream, RoundTrip
 from p2pfl.protocols.rate_limit import MOST, TokenBucket
 from p2pfl.protocols.transports.frames import patience
 
@@ -288,6 +290,51 @@ def test_stream_closing_is_reported_to_other_side():
     channel = Channel()
     channel.ends[1].packet_in(channel.ends[0].closing(), 0.0)
     assert channel.ends[1].ended
+
+
+class BusyBroker:
+    """Broker that delivers `rate` packets per second to the dialling ends of many links, and to the other ends.
+
+    Attributes:
+        packets: number of packets that all ends have sent.
+    """
+
+    def __init__(self, links, rate):
+        self.now, self.rate, self.free, self.packets = 0.0, rate, 0.0, 0
+        times = RoundTrip(), RoundTrip()
+        self.links = []
+        for number in range(links):
+            seals = pair(number.to_bytes(32, "big"))
+            self.links.append([ReliableStream(seals[end], bytes(16), 1000, 0.0, times[end]) for end in (0, 1)])
+        self.queue = deque()
+
+    def send_frames(self):
+        """Send one small frame over each link at the same time, and return when all are acknowledged."""
+        for ends in self.links:
+            ends[0].send([b"frame"])
+        while any(ends[0].backlog for ends in self.links) or self.queue:
+            for ends in self.links:
+                for end, stream in enumerate(ends):
+                    while (packet := stream.packet_out(self.now)) is not None:
+                        self.packets += 1
+                        self.free = max(self.free, self.now) + 1 / self.rate
+                        self.queue.append((self.free, ends[1 - end], packet))
+                    assert stream.failure(self.now) == ""
+            arrives = self.queue[0][0] if self.queue else inf
+            self.now = min(arrives, *(stream.due() for ends in self.links for stream in ends if stream.due() > self.now))
+            while self.queue and self.queue[0][0] <= self.now:
+                _, stream, packet = self.queue.popleft()
+                stream.packet_in(packet, self.now)
+                while stream.frame() is not None:
+                    pass
+
+
+def test_links_through_a_busy_broker_do_not_repeat_what_is_on_its_way():
+    broker = BusyBroker(links=100, rate=40.0)  # which needs five seconds for a hundred frames and their acknowledgements
+    broker.send_frames()
+    assert broker.packets < 220
+    broker.send_frames()  # the round-trip time is known now
+    assert broker.packets < 420
 
 
 def test_token_bucket_is_per_sender_and_refills():
