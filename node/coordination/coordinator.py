@@ -177,6 +177,21 @@ class Coordinator:
             self._drop_older(sender)
             self.review()
 
+    def drop_surplus(self) -> bool:
+        """Drop the submission for the latest round of a member that has submitted for an earlier one, too.
+
+        Return False if there is none: no member has more than one submission in open rounds.
+        """
+        first: dict[str, int] = {}
+        for round in sorted(self._open):
+            for sender in self._open[round].entries:
+                if first.setdefault(sender, round) != round:
+                    dropped = self._open[round].entries.pop(sender)
+                    self._open = {each: opened for each, opened in self._open.items() if opened.entries}
+                    dropped.reply(None)
+                    return True
+        return False
+
     def _begin(self, term: Term) -> None:
         self.term, self.state, self._closed = term, {}, 0
         self.away, self._working, self._given = set(), None, {}

@@ -556,13 +556,15 @@ class ElectionRunner:
         """Return whether the memory permits one more submission, of two models.
 
         The bound of a coordinator is not enough: it stands in for a lost summer, and a member of the committee sums without
-        standing for election. A line names the first refusal of a term.
+        standing for election.
 
         Args:
             held: number of submissions in memory, and of those that room is kept for.
         """
-        if 2 * 4 * self._size * (held + 1) <= self._memory:
-            return True
+        return 2 * 4 * self._size * (held + 1) <= self._memory
+
+    def report_full(self) -> None:
+        """Log the first submission of a term for which there is no room."""
         if self._full != self.term:
             self._full = self.term
             self._log.warning(
@@ -570,7 +572,6 @@ class ElectionRunner:
                 f" {amount(int(self._memory))} of coordinator_memory, and takes no others in term {self.term}",
                 kind="coordinator-bound",
             )
-        return False
 
     def _look(self) -> None:
         """Report the coordinator if it has changed."""

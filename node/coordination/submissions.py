@@ -461,7 +461,8 @@ class CoordinationServer:
         coordinator = self._coordinator
         if self._groups is not None and self._sums_for(term, message):
             coordinator = self._groups.coordinator
-        if not self._has_room(coordinator, peer, message):
+        if not self._make_room(coordinator, peer, message):
+            self._election.report_full()
             coordinator.refuse(term, peer.name)
             if coordinator is not self._coordinator:  # the member turns to the coordinator
                 self._election.correct(peer.name, term)
@@ -484,14 +485,20 @@ class CoordinationServer:
             self._groups.note(submission, term)
         coordinator.take(term, PendingSubmission(submission, partial(self._reply, peer, message)))
 
-    def _has_room(self, coordinator: Coordinator, peer: Peer, message: m.Submit | m.SumAnswer | m.GroupMean) -> bool:
-        """Return whether the memory permits a submission. A coordinator keeps room for the means of the groups."""
+    def _make_room(self, coordinator: Coordinator, peer: Peer, message: m.Submit | m.SumAnswer | m.GroupMean) -> bool:
+        """Return whether the memory permits a submission. Nobody finds no room because another one has submitted twice.
+
+        A coordinator keeps room for the means of the groups.
+        """
         if isinstance(message, m.SumAnswer):  # it contains no model
             return True
-        held = coordinator.held_of_others(peer.name)
+        kept = 0
         if self._groups is not None and coordinator is self._coordinator and isinstance(message, m.Submit):
-            held += len(self._groups.summers()) - 1
-        return self._election.has_room(held)
+            kept = len(self._groups.summers()) - 1
+        while not self._election.has_room(coordinator.held_of_others(peer.name) + kept):
+            if not coordinator.drop_surplus():
+                return False
+        return True
 
     def _read(self, peer: Peer, opened: Opened, message: m.Submit) -> Submission:
         samples = peer.public_info.get("n_samples")

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -374,6 +375,29 @@ def test_coordinator_that_stands_in_for_a_lost_summer_holds_no_more_than_its_mem
     for name in federation.left:
         assert len(federation.watch[federation.leader].weights[5]) >= room - 1
         assert not federation.nodes[name].exchange.expired
+
+
+def test_member_that_submits_for_later_rounds_takes_no_room_of_others():
+    class Full(FlatFederation):
+        room: ClassVar = dict.fromkeys("abcde", len(NAMES))
+
+    async def test(federation):
+        federation.start()
+        await federation.round("h", 1)
+        here = federation.nodes["h"].exchange
+        leader, term, model = here.election.coordinator, here.election.term, federation.nodes["h"].me.params
+        payload = submission_payload(Submission("h", 50, model, here.peering.public_info["n_samples"]))
+        for round in (50, 51):
+            submit = m.Submit(90 + round, round, *term, here.peering.public_info["n_samples"], False)
+            here.peering.send(here.peers[leader], submit, payload)
+        federation.leader = leader
+        await federation.done(*(set(NAMES) - {"h"}))
+
+    federation = play(Full, test, rounds=4)
+    honest = set(NAMES) - {"h"}
+    for name in honest:
+        assert set(federation.watch[name].weights[2]) >= honest
+        assert set(federation.watch[name].weights[4]) >= honest
 
 
 def test_members_do_not_submit_to_a_summer_that_has_ended():
