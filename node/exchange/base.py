@@ -185,6 +185,7 @@ class NeighbourRoles:
         observer: whether the node is an observer; its round then does not count for any node.
         sparse: whether the topology is incomplete; see p2pfl.node.exchange.rounds.
         known: returns the number of members in the log, if the node has links with some of them only.
+        has_log: returns whether the neighbours of each round follow from the log as far as it is here.
         around: returns the names of the members with which a member has links, if the topology is incomplete and all know
             it; None otherwise. See p2pfl.node.conduct.
     """
@@ -195,6 +196,7 @@ class NeighbourRoles:
     observer: bool = False
     sparse: bool = False
     known: Callable[[], int] | None = None
+    has_log: Callable[[], bool] = lambda: True
     around: Callable[[str], Collection[str]] | None = None
 
 
@@ -206,7 +208,7 @@ class ExchangeConfig:
         peering: configuration of the node's peering. A period of inf is for nodes in one process: the exchange then
             treats all nodes as honest and always waits for the full deadline of the settings.
         n_samples: number of the node's training samples.
-        askers, observer, sparse, known, around: see NeighbourRoles.
+        askers, observer, sparse, known, has_log, around: see NeighbourRoles.
         fragments: whether the policy fetches parts of models.
     """
 
@@ -217,6 +219,7 @@ class ExchangeConfig:
     observer: bool = False
     sparse: bool = False
     known: Callable[[], int] | None = None
+    has_log: Callable[[], bool] = lambda: True
     around: Callable[[str], Collection[str]] | None = None
     fragments: bool = False
 

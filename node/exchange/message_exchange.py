@@ -135,6 +135,7 @@ class MessageExchange:
         self.limit = NormLimit()
         self._settings = settings
         self._askers = config.askers
+        self._has_log, self._log = config.has_log, config.peering.options.log
         self._host: ExchangeHost = Detached()
         self._probation = Probation(config.strict)
         self._publisher = Publisher(self.name, config.n_samples, encoder, lambda: asyncio.get_running_loop().time())
@@ -148,7 +149,7 @@ class MessageExchange:
             outbox=self.outbox,
             deadline=settings.deadline,
         )
-        self.start_wait = StartWait(self.peering, lambda: pacer.leaving, config.known)
+        self.start_wait = StartWait(self.peering, lambda: pacer.leaving, config.known, config.has_log)
         self.requests = PeerRequests(self.peering, self.timeouts, self._probation)
         self._model_client = ModelClient(
             self.peering,
@@ -223,6 +224,12 @@ class MessageExchange:
         if self.election is not None:
             peering.begin(self.election.run(), f"{self.name}: elections")
         await self.start_wait.run(self._settings.members, self._settings.deadline, extended)
+        if not (self._has_log() or self.pacer.leaving):
+            self._log.warning(
+                f"the membership log has not arrived within the deadline of {self._settings.deadline:g} s; until it has,"
+                " this node computes its neighbours from the members that it knows, which the rule would not choose",
+                kind="log-late",
+            )
         for peer in self.peers.values():
             if not (peer.introduced or self.pacer.leaving):
                 reason = peer.problem or self.view.suspected.get(peer.name) or peer.dial_problem
@@ -508,6 +515,7 @@ def message_exchange(
         observer=roles.observer,
         sparse=roles.sparse,
         known=roles.known,
+        has_log=roles.has_log,
         around=roles.around,
         fragments=fragments,
     )

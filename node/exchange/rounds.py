@@ -40,7 +40,9 @@ What must never be:
 - A node in a small federation ends alone. With no other peer to wait for, it forgives the first one that answers.
 
 Before the first round, StartWait waits for the members that the federation needs, without limit, and then for all
-neighbours, up to a deadline. An asynchronous node calls neither `next_round` nor `wait_for_slower`.
+neighbours, up to a deadline. With rings that change it waits as long for the membership log, if this node has begun with a
+checkpoint: it would compute other neighbours than the others do. An asynchronous node calls neither `next_round` nor
+`wait_for_slower`.
 """
 
 from __future__ import annotations
@@ -414,6 +416,7 @@ class StartWait:
     Args:
         known: returns the number of members in the log, if the node has links with some of them only.
         leaving: returns whether the node is about to stop and waits for no peer.
+        has_log: returns whether the neighbours of each round follow from the membership log as far as it is here.
 
     Attributes:
         waiting: the members for which the node waits; None if it does not wait.
@@ -421,8 +424,15 @@ class StartWait:
         on_change: called after every change of `waiting` and `over`.
     """
 
-    def __init__(self, peering: PeerManager, leaving: Callable[[], bool], known: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        peering: PeerManager,
+        leaving: Callable[[], bool],
+        known: Callable[[], int] | None = None,
+        has_log: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._known = known
+        self._has_log = has_log
         self.waiting: Waiting | None = None
         self.over = False
         self.on_change: list[Callable[[], None]] = []
@@ -430,7 +440,7 @@ class StartWait:
         self._leaving = leaving
 
     async def run(self, members: int, deadline: float, extended: bool = False) -> None:
-        """Wait until enough members are connected; then wait for all neighbours, up to a deadline.
+        """Wait until enough members are connected; then wait for all neighbours and for the log, up to a deadline.
 
         The first wait is only for round 1, and for the first additional round of a node that had finished.
 
@@ -444,7 +454,9 @@ class StartWait:
             await peering.until(lambda: self._is_enough_again(members), inf)
         elif peering.round == 0:
             await peering.until(lambda: self._has_begun(members) or self._is_enough(self._needed(members), inf), inf)
-        await peering.until(lambda: self._is_enough(self._possible(), deadline), deadline)
+        await peering.until(
+            lambda: self._is_enough(self._possible(), deadline) and (self._has_log() or self._leaving()), deadline
+        )
         self._report(None, over=True)
 
     async def run_again(self, members: int) -> None:

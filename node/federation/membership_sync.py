@@ -117,7 +117,8 @@ class MembershipSync:
         """
         self._grown.set()
         changed: set[str] | None = None
-        if self._was_complete or not self._membership.is_complete:
+        arrived = self._membership.is_complete and not self._was_complete
+        if not arrived:
             changed = self._membership.names_after(self._seen)
         else:
             self._was_complete = True
@@ -134,6 +135,8 @@ class MembershipSync:
             self._election.change(self._neighbourhood.electorate())
         before, self._ended = self._ended, self._membership.ended
         self._peering.gossip.spread(urgent=self._ended > before)
+        if arrived:
+            self._peering.notify()  # the node may wait for it
 
     def follow(self, changed: Collection[str] = ()) -> None:
         """Make the peers those members that concern this node now.
@@ -252,7 +255,8 @@ class Neighbourhood:
         It must know all if they elect a coordinator, or if each round has a graph of all of them. Otherwise these are this
         node, which admits it, and its neighbours. Of very many neighbours, or with rings that change, the next ones are
         others for each newcomer. By a rule the newcomer computes the same neighbours from them as from all members, because
-        no other member has a place between those that are next to each other.
+        no other member has a place between those that are next to each other. With rings that change this holds for the
+        round of this node only, and the newcomer waits for the log before it learns (`has_log`).
         """
         if self._coordinated or self.rounds is not None:
             return None
@@ -270,6 +274,13 @@ class Neighbourhood:
     def needs_log(self) -> bool:
         """Whether a newcomer needs all members in its first round, because each of them may be its neighbour."""
         return self._coordinated or not self.sparse or (self.links is not None and self.links.rule.changing)
+
+    def has_log(self) -> bool:
+        """Return whether the neighbours of each round follow from the log as far as it is here.
+
+        They do not before the log of a newcomer has arrived, if the rings change: those of a later round may be any members.
+        """
+        return self.links is None or not self.links.rule.changing or self._log.is_complete
 
     @property
     def outside_committee(self) -> bool:

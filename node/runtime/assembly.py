@@ -532,6 +532,7 @@ def member_exchange(
         observer=config.name in membership.members and membership.members[config.name].role == "observer",
         sparse=neighbourhood.sparse,
         known=neighbourhood.known if neighbourhood.outside_committee or neighbourhood.sparse else None,
+        has_log=neighbourhood.has_log,
         around=neighbourhood.around if neighbourhood.knows_graph and coordination is None else None,
     )
     return message_exchange(

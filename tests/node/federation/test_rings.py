@@ -103,6 +103,7 @@ class Ringed(Federation):
                 sources=[other for other in members if around.may_learn_from(other)],
                 sparse=around.sparse,
                 known=around.known,
+                has_log=around.has_log,
                 around=around.around if around.knows_graph else None,
             ),
             identity=self.keys[name],
@@ -294,6 +295,60 @@ def test_newcomer_that_begins_with_a_checkpoint_learns_with_its_neighbours_befor
     async def limited():
         async with asyncio.timeout(2000):
             await main()
+
+    run(limited())
+
+
+class Changing(Watch):
+    """Record of the neighbours by the rule in each round of a node."""
+
+    def __init__(self, federation, name):
+        super().__init__()
+        self.federation, self.name, self.near = federation, name, {}
+
+    def merged(self, node, merge):
+        super().merged(node, merge)
+        self.near[node.round] = self.federation.around[self.name].links.rule.neighbours(self.name, node.round)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deadline", [60.0, 5.0])
+def test_newcomer_to_changing_rings_waits_for_the_log_and_has_the_same_neighbours_as_others_say(monkeypatch, deadline):
+    monkeypatch.setattr(m.MissingEntries, "LIMIT", 600)  # three entries
+    monkeypatch.setattr(checkpoint, "MOST_MEMBERS", 8)
+    settings = Settings(rounds=40, deadline=deadline, members=16)
+    new, present = NAMES[-1], NAMES[:17]
+
+    async def limited():
+        federation = Beginning([*present, new], {"name": "changing-rings", "degree": 4}, [new], settings=settings,
+                               policy=Everyone)  # fmt: skip
+        federation.watch[new] = watch = Changing(federation, new)
+        async with asyncio.timeout(2000):
+            federation.start(*present)
+            await federation.round(NAMES[0], 2)
+            federation.log = first = federation.logs[NAMES[0]]
+            first.append(ADMISSION, "add", new, federation.keys[new].public)
+            federation.start(new)
+            log = federation.logs[new]
+            assert (log.stored, log.is_complete) == (0, False)
+            await federation.until(lambda: federation.nodes[new].exchange.start_wait.over)
+            late = [line for line in federation.said[new] if "has not arrived within the deadline of 5 s" in line]
+            if deadline < 10:  # the log takes six pieces, one in about 3 s
+                assert len(late) == 1
+                assert not log.is_complete
+            else:
+                assert not late
+                assert log.is_complete
+            await federation.done()
+        assert log.encode() == first.encode()
+        rule = federation.around[NAMES[0]].links.rule
+        same = [watch.near[round] == rule.neighbours(new, round) for round in sorted(watch.near)]
+        assert all(same) is (deadline > 10)
+        assert all(same[-10:])
+        if deadline > 10:
+            met = [federation.partners(new, round) for round in sorted(watch.weights)]
+            assert all(partners <= watch.near[round] for partners, round in zip(met, sorted(watch.weights), strict=True))
+            assert sum(map(len, met)) > 0.9 * sum(map(len, watch.near.values()))
 
     run(limited())
 
