@@ -67,6 +67,38 @@ def test_previous_extras_that_do_not_fit_are_left_out():
     clock.run(main())
 
 
+def test_coordinator_without_lease_answers_nobody():
+    """A process that was halted for longer than its lease finishes a step before it notices that it leads no more."""
+
+    async def main():
+        async with council(CoordinatedFedAvg()) as (here, _):
+            leader = here.nodes[here.leader()]
+            other = here.nodes[next(name for name in HONEST if name != here.leader())]
+            await here.round(1)  # mallory is silent
+            sent, usual, lease = [], leader.peering.send, leader.election.leads
+
+            def send(peer, message, *payload):
+                sent.append(message)
+                usual(peer, message, *payload)
+
+            leader.peering.send = send
+            leader.election.leads = lambda term: False
+            waiting = asyncio.create_task(here.round(2))
+            await asyncio.sleep(DEADLINE / 2)
+            assert not any(isinstance(message, m.Assigned) for message in sent)
+            leader.election.leads = lease  # it was in time after all
+            await waiting
+            assert_joint(here, 2)
+            leader.election.leads = lambda term: False
+            sent.clear()
+            repeated = [Submission(n.peering.name, 2, own("bob", 2), SAMPLES[n.peering.name]) for n in (leader, other)]
+            for node, submission in zip((leader, other), repeated, strict=True):
+                assert await node.submit(submission) is None
+            assert not any(isinstance(message, m.Assigned) for message in sent)
+
+    clock.run(main())
+
+
 # Submissions
 
 
