@@ -94,6 +94,7 @@ class AccessControl(Protocol):
         stored: number of the entries that are here without a gap from the first on; less than `membership_version` for a
             newcomer that has begun without the log.
         invites: whether newcomers may ask to become members here.
+        fork: two entries that prove that the admission key has signed two histories; None as long as none were seen.
     """
 
     @property
@@ -107,6 +108,9 @@ class AccessControl(Protocol):
 
     @property
     def stored(self) -> int: ...
+
+    @property
+    def fork(self) -> tuple[bytes, bytes] | None: ...
 
     def refusal(self, key: bytes) -> str:
         """Return the reason why a key is refused, for example "stranger" or "revoked"; "" for a permitted key."""

@@ -191,6 +191,7 @@ class _OnlyInviter:
 
     membership_version = 0
     stored = 0
+    fork = None
     invites = False
 
     def __init__(self, invitation: Invitation) -> None:

@@ -11,7 +11,7 @@ p2pfl.node.peering.peer_manager calls each part with authentic messages of its k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -26,6 +26,7 @@ from p2pfl.node.peering.failure_detector import AskOthers, Dead, Ping, Step, Sus
 from p2pfl.node.peering.peering_config import PeeringConfig
 from p2pfl.node.peering.peers import Peer, PeerTable
 from p2pfl.protocols.errors import ProtocolError, TransportError
+from p2pfl.protocols.membership import fork
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl, Link
 from p2pfl.protocols.wire import messages as m
@@ -154,8 +155,10 @@ class MembershipGossip:
     A frame may be lost while its link remains. A peer therefore confirms entries with its own membership version, and
     receives them again until it does.
 
-    A peer with another history of the log gets this node's newest entry once, which proves the fork to it, too. Its own log
-    may be the longer one, so that it would be sent nothing else.
+    A fork of the log is passed on like an entry, because members with one history only would never notice it: a node that
+    has seen two entries that contradict each other (p2pfl.protocols.membership.fork) sends both to a few random peers at
+    once, and to one in each comparison, but to each peer once, and to none that has sent them. A peer that knows a fork
+    already sends nothing back. It is no use to a peer whose log is shorter, which is sent it later.
 
     Args:
         access: holds the log; None if there is none.
@@ -171,7 +174,7 @@ class MembershipGossip:
         self._streams = streams
         self._spreads = count()
         self._news = TokenBucket(NEWS_RATE, NEWS_BURST)
-        self._forked: set[bytes] = set()  # keys of peers that were sent the newest entry, because they have another history
+        self._convinced: set[bytes] = set()  # keys of peers that have sent the proof of a fork, or were sent it
         self._confirmed: dict[bytes, int] = {}  # membership versions that peers have announced, by key
         self.fetching = False
 
@@ -184,13 +187,33 @@ class MembershipGossip:
         if self._access is None:
             return
         newest = self._access.membership_version
-        lacking = [peer for peer in self._table.introduced_peers() if peer.membership_version < newest]
-        most = FANOUT + (ceil(log(len(lacking))) if urgent and lacking else 0)
-        if len(lacking) > most:
-            draws = self._streams.generator(next(self._spreads), "spread of entries")
-            lacking = [lacking[k] for k in draws.choice(len(lacking), most, replace=False)]
-        for peer in lacking:
+        peers = self._table.introduced_peers()
+        for peer in self._draw([peer for peer in peers if peer.membership_version < newest], urgent):
             self.send(peer)
+        if self._access.fork is not None:
+            for peer in self._draw([peer for peer in peers if peer.key not in self._convinced], urgent=True):
+                self._send_fork(peer)
+
+    def _draw(self, peers: Sequence[Peer], urgent: bool) -> Sequence[Peer]:
+        """Return some random ones of the peers that lack something."""
+        most = FANOUT + (ceil(log(len(peers))) if urgent and peers else 0)
+        if len(peers) <= most:
+            return peers
+        draws = self._streams.generator(next(self._spreads), "spread of entries")
+        return [peers[k] for k in draws.choice(len(peers), most, replace=False)]
+
+    def _send_fork(self, peer: Peer) -> None:
+        """Send a peer the proof of a fork, unless it knows one or its log is too short to tell."""
+        if self._access is None or (proof := self._access.fork) is None or peer.key in self._convinced:
+            return
+        entries = fork.encode(*proof)
+        if peer.membership_version < (fork.number_of(entries) or 0):
+            return
+        try:
+            self._table.send(peer, m.Entries(self._access.membership_version), Payload.of(entries))
+            self._convinced.add(peer.key)
+        except TransportError:
+            self._table.rejected["link lost"] += 1
 
     async def run(self) -> None:
         """Compare the log with those of random peers without end."""
@@ -204,6 +227,7 @@ class MembershipGossip:
                 if self._fetches_log and _knows_missing(peer):
                     self._table.tell(peer, m.MissingEntries(self._access.stored))
                 self._table.tell(peer, m.Entries(self._access.membership_version), Payload.of(NO_ENTRIES))
+                self._send_fork(peer)
 
     def send(self, peer: Peer, pause: float = CONFIRMED) -> None:
         """Send a peer the entries that it is not known to have, as many as fit into one message.
@@ -275,14 +299,20 @@ class MembershipGossip:
         peer.membership_version = max(peer.membership_version, announced)
         if self._access is None:
             raise ProtocolError("membership", "this node has no membership log")
+        entries = bytes(opened.payload)
+        if is_proof := fork.number_of(entries) is not None:
+            self._convinced.add(peer.key)
         try:
-            self._access.extend(bytes(opened.payload))
+            self._access.extend(entries)
         except ProtocolError as error:
-            if error.cause == "membership fork" and peer.link is not None and peer.key not in self._forked:
-                self._forked.add(peer.key)
-                newest = self._access.membership_version
-                own = self._access.after(newest - 1, m.Entries.LIMIT)
-                self._table.send(peer, m.Entries(newest), Payload.of(own))
+            if error.cause != "membership fork":
+                if is_proof:
+                    self._convinced.discard(peer.key)
+                raise
+            if is_proof:  # the peer has passed it on, and may know the same history
+                return
+            if peer.link is not None:
+                self._send_fork(peer)
             raise
         if opened.payload == NO_ENTRIES and peer.link is not None:
             self.send(peer)  # only what was not sent before, so that a peer that repeats its question gets it once

@@ -239,6 +239,10 @@ class Guard:
     def stored(self) -> int:
         return self._access.stored
 
+    @property
+    def fork(self) -> tuple[bytes, bytes] | None:
+        return self._access.fork
+
     def refusal(self, key: bytes) -> str:
         excluded = CAUSE if self.seconds_left(key) else ""
         return self._access.refusal(key) or excluded

@@ -13,6 +13,10 @@ the first difference, so that the last entry of the shorter log always proves th
 Both entries need a signature of an admission key of the log of whoever verifies the proof. A proof is against the owner of
 that key alone: members only pass entries on. It does not say which history is right. A node keeps the one that it knew
 first (p2pfl.protocols.membership.log).
+
+Any member whose log has the entry with that number is convinced by the two entries, whichever history it knows: it knows
+at most one of the two, and the other one contradicts its log. So a proof needs no message of its own: it is passed on as
+an array of entries (p2pfl.node.peering.control_messages.MembershipGossip).
 """
 
 from __future__ import annotations
@@ -26,9 +30,9 @@ from msgspec import Meta
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import verify as is_valid
-from p2pfl.protocols.membership.log import LONGEST, Signed, decode_entry, signature_label
+from p2pfl.protocols.membership.log import LONGEST, AnyEntry, Signed, decode_entry, signature_label
 
-FORK_LIMIT = 2 * LONGEST + 1  # maximum bytes of a proof
+FORK_LIMIT = 2 * LONGEST + 1  # maximum bytes of a proof, which is an array of entries as the log has them
 _decoder = msgspec.msgpack.Decoder(Annotated[list[Signed], Meta(min_length=2, max_length=2)])
 
 
@@ -71,6 +75,24 @@ def verify(proof: bytes, federation: bytes, admissions: Sequence[bytes]) -> Fork
         label = signature_label(entry)
         if not any(is_valid(key, each.signature, label + each.entry) for key in admissions):
             raise ProtocolError("membership", "an entry without a signature of the admission key")
+    return _contradiction(first, second, one, other)
+
+
+def number_of(entries: bytes) -> int | None:
+    """Return the number of the entry of which there are two, if an array of entries has the form of a proof.
+
+    No signature is verified.
+    """
+    if len(entries) > FORK_LIMIT:
+        return None
+    try:
+        first, second = _decoder.decode(entries)
+        return _contradiction(first, second, decode_entry(first.entry), decode_entry(second.entry)).number
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ProtocolError):
+        return None
+
+
+def _contradiction(first: Signed, second: Signed, one: AnyEntry, other: AnyEntry) -> Fork:
     number, known, shown = one.membership_version, msgspec.msgpack.encode(first), msgspec.msgpack.encode(second)
     same = other.membership_version == number and known != shown
     following = other.membership_version == number + 1 and other.before != sha256(known).digest()

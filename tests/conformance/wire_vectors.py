@@ -296,6 +296,9 @@ def membership_vectors() -> Vectors:
     )
     other = grown(*ADDED[:2], ("add", "dave", DAVE))
     bad("a fork", other.encode().hex(), "another entry 3, signed by the admission key", cause="membership fork")
+    known, another = (msgpack.unpackb(log.encode())[2] for log in (LOG, other))
+    for pair, what in (((known, another), "the known entry and another one"), ((another, known), "the same, turned")):
+        bad(f"a pair that proves a fork: {what}", entries(*pair), "entry 3 has two", cause="membership fork")
     bad(
         "a forged fork",
         entries(entry(grown(*ADDED[:2]), by=MALLORY)),

@@ -1,6 +1,7 @@
 """Gossip of the membership log over links that lose frames."""
 
 import asyncio
+from hashlib import sha256
 from math import inf
 from types import SimpleNamespace
 
@@ -13,8 +14,12 @@ from p2pfl.node.peering.peering_config import Member
 from p2pfl.node.peering.peers import PeerTable
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership import fork
+from p2pfl.protocols.membership.federation_file import Federation
+from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transport import Timer
 from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.simulation.clock import run
 from p2pfl.topologies.rings import RingRule
@@ -24,6 +29,7 @@ class Log:
     """A log of two entries."""
 
     membership_version = stored = 2
+    fork = None
 
     def __init__(self):
         self.got = []
@@ -162,18 +168,97 @@ def test_entry_costs_each_member_few_frames():
     assert frames[32] / 32 < 1.5 * frames[16] / 16
 
 
-def test_peer_with_another_history_gets_newest_entry_once():
-    class ForkedLog(Log):
-        def extend(self, entries):
-            raise ProtocolError("membership fork", "entry 3 does not follow the entry before it")
+ADMISSION, MALLORY = (Identity.from_seed(bytes([k]) * 32) for k in (1, 2))
+FILE = Federation.sign({"name": "home", "rounds": 5}, ADMISSION)
+
+
+def log_of(*names, by=ADMISSION):
+    log = Membership(FILE)
+    for name in names:
+        log.append(by, "add", name, Identity.from_seed(sha256(name.encode()).digest()).public)
+    return log
+
+
+class Table(Messenger):
+    """The part of a peer table that passes a fork on, with some introduced peers."""
+
+    def __init__(self, *peers):
+        super().__init__()
+        self.peers = peers
+
+    def introduced_peers(self):
+        return [*self.peers]
+
+    def send(self, peer, message, payload):
+        self.sent.append((peer.key, b"".join(payload.parts)))
+
+
+def test_proof_of_fork_is_passed_on_once_and_not_to_those_that_have_sent_it():
+    bob, carol, dave = (peer_with(version) for version in (3, 3, 2))
+    bob.key, carol.key, dave.key = (bytes([k]) * 32 for k in range(3))
+    log, other = log_of("a", "b", "c"), log_of("a", "b", "d")
+    newest = log.after(2, 999)
+    proof = fork.encode(newest[1:], other.after(2, 999)[1:])
+    entry = msgspec.msgpack.decode(other.after(2, 999))[0][0]
+    forged = fork.encode(newest[1:], msgspec.msgpack.encode([entry, MALLORY.sign(entry)]))
 
     async def main():
-        messenger, peer = Messenger(), peer_with(4)
-        gossip = gossip_of(ForkedLog(), messenger)
+        table = Table(bob, carol, dave)
+        gossip = gossip_of(log, table)
+        log.on_change.append(gossip.spread)
+        with pytest.raises(ProtocolError, match="membership: an entry without a signature of the admission key"):
+            gossip.receive(carol, m.Entries(3), SimpleNamespace(payload=forged))
+        assert (log.fork, table.sent) == (None, [])
         for _ in range(3):
-            with pytest.raises(ProtocolError, match="membership fork"):
-                gossip.receive(peer, m.Entries(4), SimpleNamespace(payload=msgspec.msgpack.encode([b"other"])))
-        assert messenger.sent == [(m.Entries(2), msgspec.msgpack.encode([b"entry"]))]
+            gossip.receive(bob, m.Entries(3), SimpleNamespace(payload=proof))
+            gossip.spread()
+            # dave first gets the entry that it lacks
+            assert table.sent == [(dave.key, newest), (carol.key, proof), (dave.key, proof)]
+
+    run(main())
+    assert list(log.members) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("theirs", ["abc", "abd", "abde", "ab"])
+def test_both_entries_of_a_fork_convince_every_member_that_has_one_with_that_number(theirs):
+    log, other = log_of(*"abc"), log_of(*"abd")
+    proof = fork.encode(log.after(2, 999)[1:], other.after(2, 999)[1:])
+    third = log_of(*theirs)
+    with pytest.raises(ProtocolError, match="membership fork"):
+        third.extend(proof)
+    assert third.fork is not None
+    assert fork.verify(fork.encode(*third.fork), FILE.id, [ADMISSION.public]).number == 3
+    assert list(third.members)[: len(theirs)] == [*theirs]
+    short = log_of("a")
+    with pytest.raises(ProtocolError, match="membership: entry 3 after 1"):
+        short.extend(proof)
+
+
+def test_all_members_learn_of_a_fork_that_few_can_see():
+    """One member of rings knows another history. Only its neighbours meet it."""
+
+    async def main():
+        bed = Bed(24, 4)
+        *rest, alone = bed.names
+        keys = [Identity.from_seed(bytes(31) + bytes([k])).public for k in range(2)]
+        async with bed.tasks:
+            await bed.found(bed.names)
+            assert await until(bed.all_connected) < inf
+            bed.links.half = frozenset([alone])
+            bed.members[rest[0]].log.append(bed.admission, "add", "carol", keys[0])
+            assert await until(lambda: bed.all_know(rest)) < inf
+            bed.members[alone].log.append(bed.admission, "add", "dave", keys[1])
+            await asyncio.sleep(10.0)
+            assert not any(bed.members[name].log.fork for name in bed.names)
+            bed.links.half = frozenset()
+            bed.members[alone].log.append(bed.admission, "add", "erin", Identity.from_seed(bytes(31) + b"\3").public)
+            assert await until(lambda: all(bed.members[name].log.fork for name in bed.names)) < 200.0
+            bed.costs.bytes.clear()
+            bed.costs.frames.clear()
+            await asyncio.sleep(60.0)
+            frames, size = bed.costs.frames["Entries"], bed.costs.bytes["Entries"]
+            await bed.close()
+        assert size < 1.1 * OVERHEAD * frames  # nobody repeats the proof
 
     run(main())
 
