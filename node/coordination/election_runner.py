@@ -299,6 +299,7 @@ class ElectionRunner:
         self._signatures: tuple[Term, dict[str, bytes]] = Term(0, 0), {}  # votes for this node, in its candidacy
         self._unsaved = False  # whether the term is not written, because the vote file has a mark of a lost vote
         self._full = Term(0, 0)  # the last term in which the memory was too small for a submission
+        self._too_large = Term(0, 0)  # the last term in which an assignment was too large
         self._ask_at, self._asked = 0.0, 0  # when to ask for a certificate, and the number of questions
 
     def connect(
@@ -571,6 +572,16 @@ class ElectionRunner:
                 f"this node can hold the submissions of {int(self._memory) // (8 * self._size):,} members with the"
                 f" {amount(int(self._memory))} of coordinator_memory, and takes no others in term {self.term}",
                 kind="coordinator-bound",
+            )
+
+    def report_too_large(self, why: str) -> None:
+        """Log the first assignment of a term that no message can contain."""
+        if self._too_large != self.term:
+            self._too_large = self.term
+            self._log.error(
+                f"the others get no assignment in term {self.term}: {why}; take a policy without a coordinator for so many"
+                " members, or smaller extras",
+                kind="assignment-too-large",
             )
 
     def _look(self) -> None:

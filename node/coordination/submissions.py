@@ -519,9 +519,14 @@ class CoordinationServer:
             if not self._election.coordinates(term):
                 self._election.correct(peer.name, term)
             return
-        given = assignment is not None
+        payload, given = EMPTY, assignment is not None
+        try:
+            if assignment is not None:
+                payload = assignment_payload(assignment)
+        except ValueError as error:  # of so many members, or with such extras, that it fits into no message
+            self._election.report_too_large(str(error))
+            given = False
         message = m.Assigned(submit.request, submit.round, submit.membership_version, submit.term, given)
-        payload = EMPTY if assignment is None else assignment_payload(assignment)
         try:
             self._peering.send(peer, message, payload)
         except TransportError:

@@ -56,6 +56,7 @@ from p2pfl.protocols.election import Electorate
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transport import Transport
 from p2pfl.protocols.transports.in_process import InProcessNetwork
+from p2pfl.protocols.wire.payload import check_weights
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Task, batch_size_of, samples_of
 from p2pfl.topologies.schedules import GraphByRound
@@ -402,6 +403,11 @@ class Assembly:
 
     def _election(self, membership: Membership, electorate: Electorate, incarnation: int) -> ElectionRunner:
         config = self._config
+        if self._coordinated:
+            try:
+                check_weights([name for name, member in membership.members.items() if member.role != "observer"])
+            except ValueError as error:
+                raise ConfigurationError(f"{error}; take a policy without a coordinator for so many members") from error
         election = ElectionRunner(
             config.name,
             electorate,

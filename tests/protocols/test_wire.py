@@ -31,6 +31,7 @@ from p2pfl.protocols.wire.envelope import (
 )
 from p2pfl.protocols.wire.payload import (
     EXTRAS_LIMIT,
+    check_weights,
     decode,
     decode_assignment,
     decode_submission,
@@ -338,6 +339,18 @@ def test_encode_submission_rejects_extras_that_are_too_large():
         encode_submission(half, half)
     with pytest.raises(ValueError, match="at most"):
         encode_assignment({f"{k:060}": 0.0 for k in range(20_000)}, {})
+
+
+@pytest.mark.parametrize(("length", "most"), [(64, 13_796), (10, 49_931)])
+def test_greatest_number_of_weights_is_known_without_a_model(length, most):
+    names = [f"{k:0{length}}" for k in range(most + 1)]
+    check_weights(names[:-1])
+    encode_assignment(dict.fromkeys(names[:-1], 0.5), {})
+    for work in (check_weights, lambda names: encode_assignment(dict.fromkeys(names, 0.5), {})):
+        with pytest.raises(ValueError, match=r"1,048,576|1048576"):
+            work(names)
+    with pytest.raises(ValueError, match="65,537 nodes"):
+        check_weights([f"{k:x}" for k in range(65_537)])
 
 
 # The envelope

@@ -8,12 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from p2pfl.node.checkpoint import FileStore
+from p2pfl.node.cli.main import main
+from p2pfl.node.folder import config
 from p2pfl.node.settings import Settings
 from p2pfl.policies.cfl import Cfl
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.fedcmoo import FedCmoo
 from p2pfl.policies.fedpref import FedPref
 from p2pfl.policies.pfedgraph import PFedGraph
+from p2pfl.protocols.wire import payload
+from p2pfl.protocols.wire.payload import EXTRAS_LIMIT
 from p2pfl.robust.clipping import STEPS, AssignmentLimits, ratio_of
 from p2pfl.robust.selection import ClipLoss
 from tests.support.depth import spread
@@ -136,6 +140,24 @@ def test_node_with_few_samples_follows_its_peers():
 
 
 @pytest.mark.slow
+def test_assignment_that_fits_into_no_message_costs_its_round_and_is_named_once_in_a_term():
+    class Large(CoordinatedFedAvg):
+        def step(self, submissions, state, layout):
+            assignments, state = super().step(submissions, state, layout)
+            if submissions[0].round < 3:
+                extras = {"large": np.zeros(EXTRAS_LIMIT // 8)}
+                assignments = {id: replace(each, extras=extras) for id, each in assignments.items()}
+            return assignments, state
+
+    federation = play(to_the_end, NAMES, Settings(rounds=5, deadline=10.0), policy=Large)
+    named = [line for name in NAMES for line in federation.said[name] if "the others get no assignment in term" in line]
+    assert len(named) == 1
+    assert "at most 1048576 are allowed; take a policy without a coordinator" in named[0]
+    learned = [[len(federation.watch[name].weights[round]) for name in NAMES] for round in range(1, 6)]
+    assert [sorted(each) for each in learned] == [[1, 1, 1, 4], [1, 1, 1, 4], *3 * [[4, 4, 4, 4]]]
+
+
+@pytest.mark.slow
 def test_start_of_refused_assignment_is_submitted_again():
     starts = []
 
@@ -203,3 +225,19 @@ def test_far_worse_assignment_is_refused(assigned, own, best, refused):
 def test_margin_must_be_above_0_and_finite(margin):
     with pytest.raises(ValueError, match="margin must be more than 0, and finite"):
         ClipLoss(margin=margin)
+
+
+@pytest.mark.slow
+def test_node_does_not_start_with_more_members_than_an_assignment_can_name(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "alice"
+    config.create(folder, "alice", "127.0.0.1:0")
+    task = 'task = {name = "concept-shift"}\npolicy = {name = "coordinated-fedavg"}\n'
+    (folder / config.CONFIG).write_text(f'name = "alice"\nlisten = "127.0.0.1:0"\n{task}')
+    assert main(["federation", "create", str(folder), "--backup", str(tmp_path / "key")]) == 0
+    monkeypatch.setattr(payload, "EXTRAS_LIMIT", 16)
+    capsys.readouterr()
+    assert main(["run", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert "the weights of 1 nodes have 19 bytes; an answer of a coordinator has at most 16 bytes" in error
+    assert "take a policy without a coordinator for so many members" in error
+    assert error.count("\n") == 1
