@@ -23,7 +23,7 @@ from typing import Protocol
 from p2pfl._util.printable import key_name
 from p2pfl.protocols.errors import ProtocolError, RefusedError, TransportError
 from p2pfl.protocols.mqtt.broker_client import Bus
-from p2pfl.protocols.mqtt.packets import HandshakeLimits, Topics, sealing_of
+from p2pfl.protocols.mqtt.packets import HandshakeLimits, Topics, reset_packet, sealing_of
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream, RoundTrip
 from p2pfl.protocols.transport import NO_SESSION, Handler, Part, Timer
 from p2pfl.protocols.transports.certificates import Credentials
@@ -40,6 +40,7 @@ PATIENCE = 10.0  # seconds for a link to become trusted
 BACKLOG_FRAMES = 4  # number of frames of maximum size that may wait for a peer that does not read
 STRANGERS = 64  # maximum number of links that are not trusted; above it, the oldest link of the busiest key is closed
 LINKS_PER_KEY = 4
+ENDED = 256  # links that have ended and whose late packets are known
 HANDSHAKE_PACKET = 7  # first byte of a packet
 HEADER = Struct(">B16sB")
 CHECKSUM = 16  # bytes
@@ -162,7 +163,10 @@ class MqttLink:
         self._timer.cancel()
         if not self.proven.done():
             self.proven.set_exception(TransportError("closed"))
-        if self.stream is not None and not self.stream.ended:  # otherwise the other side no longer knows the link
+        if self.stream is None:
+            if self.dialled:  # the listener would wait for the rest of the handshake
+                self._owner.bus.publish(self._inbox, reset_packet(self.id))
+        elif not self.stream.ended:  # otherwise the other side no longer knows the link
             self._owner.bus.publish(self._inbox, self.stream.closing())
 
     def fail(self, reason: str) -> None:
@@ -299,7 +303,7 @@ class MqttLink:
         if self.stream is not None:
             self.stream.probe(asyncio.get_running_loop().time())
             self.pump()
-        elif self._refused:
+        elif not self.dialled:  # the dialler has given its handshake up
             self.close()
 
     def resume(self) -> None:
@@ -365,6 +369,7 @@ class LinkTable:
         self.links: dict[bytes, MqttLink] = {}
         self.strangers: dict[MqttLink, None] = {}
         self.round_trip = RoundTrip()
+        self._ended: dict[bytes, bytes | None] = {}  # keys of the links that have ended last, by id
         self._queue: dict[MqttLink, None] = {}  # links with chunks to send, in the order of their turns
         self._on_proven = on_proven
         self._handler: Handler | None = None
@@ -421,6 +426,13 @@ class LinkTable:
         self.links.pop(link.id, None)
         self.strangers.pop(link, None)
         self._queue.pop(link, None)
+        self._ended[link.id] = link.key
+        if len(self._ended) > ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def has_ended(self, id: bytes, key: bytes) -> bool:
+        """Return whether a link with the owner of `key` has ended lately, so that a packet of it may be late."""
+        return self._ended.get(id) == key
 
     # Operations on all links
 

@@ -31,6 +31,11 @@ _KEYS = b"p2pfl broker keys 2\0"
 VERIFICATIONS = 100  # handshakes that are begun, and the same number of verified signatures of presences, per second
 
 
+def reset_packet(link: bytes) -> bytes:
+    """Return the packet which says that this node does not know a link; `link`: its id."""
+    return bytes([RESET_PACKET]) + link
+
+
 class Topics:
     """Names of the topics to which a node publishes and subscribes, and the parser of such names.
 

@@ -46,7 +46,15 @@ from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, Verifier
 from p2pfl.protocols.mqtt import packets
 from p2pfl.protocols.mqtt.broker_client import Bus, Message
 from p2pfl.protocols.mqtt.connection import BrokerConnection, DeliveryMonitor, Keep, ProblemReport
-from p2pfl.protocols.mqtt.link import HANDSHAKE_PACKET, DamageError, LinkAcceptor, LinkTable, MqttLink, begins_handshake
+from p2pfl.protocols.mqtt.link import (
+    HANDSHAKE_PACKET,
+    LINKS_PER_KEY,
+    DamageError,
+    LinkAcceptor,
+    LinkTable,
+    MqttLink,
+    begins_handshake,
+)
 from p2pfl.protocols.mqtt.reliable_stream import CONTROL_PACKET, DATA_PACKET
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import AccessControl, Handler, Timer
@@ -125,7 +133,7 @@ class MqttTransport:
         self._observer = PresenceObserver(
             identity.public, access, limits, found=found, hinted=hinted, refused=self._table.refused
         )
-        self._resets = TokenBucket(5, 10)
+        self._resets = TokenBucket(0.5, LINKS_PER_KEY)
 
     @property
     def problem(self) -> str:
@@ -266,7 +274,8 @@ class MqttTransport:
         if link is not None and link.key == sender:
             link.packet(content)
             return
-        if link is None and content[0] == HANDSHAKE_PACKET:
+        late = link is None and self._table.has_ended(id, sender)
+        if link is None and content[0] == HANDSHAKE_PACKET and not late:
             try:
                 if begins_handshake(content):
                     self._acceptor.accept(sender, content)
@@ -274,10 +283,15 @@ class MqttTransport:
             except DamageError as error:
                 self._table.refused(error.cause, f"{key_name(sender)}: {error}")
                 return
-        cause = "unknown session" if link is None else "other sender"
-        self._table.refused(cause, f"a message of {key_name(sender)} for a connection that has ended or is not its own")
-        if link is None and self._resets.take(b"", asyncio.get_running_loop().time()):
-            self.bus.publish(self.topics.inbox(sender), bytes([packets.RESET_PACKET]) + id)
+        if not late:
+            cause = "unknown session" if link is None else "other sender"
+            self._table.refused(cause, f"a message of {key_name(sender)} for a connection that has ended or is not its own")
+        if link is None and self._resets.take(self._share(sender), asyncio.get_running_loop().time()):
+            self.bus.publish(self.topics.inbox(sender), packets.reset_packet(id))
+
+    def _share(self, sender: bytes) -> bytes:
+        """Return whose share of a limit a packet of `sender` takes: all strangers have one in common."""
+        return b"" if self.credentials.access.refusal(sender) else sender
 
     def _on_former_packet(self, sender: bytes) -> None:
         if not self.credentials.access.refusal(sender):
