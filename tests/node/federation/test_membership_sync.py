@@ -3,11 +3,12 @@
 import asyncio
 import json
 import os
+from collections import Counter
 
 import msgspec
 import pytest
 
-from p2pfl._util.disk import exclusive
+from p2pfl._util.disk import SYSTEM, exclusive
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import loading, membership_changes, membership_sync
 from p2pfl.node.federation.membership_file import MembershipFile, RevokedError, describe_fork, load_federation
@@ -90,6 +91,52 @@ def test_membership_sync_saves_entries_of_peers(bob):
 
     bob.run(test)
     assert bob.peering.told == 1
+
+
+class CountingDisk:
+    """The disk of the system, which counts the files that are created to replace others, and looks at the log's file."""
+
+    def __init__(self):
+        self.created, self.looks = Counter(), 0
+
+    def __getattr__(self, name):
+        return getattr(SYSTEM, name)
+
+    def create(self, path, *given):
+        self.created[path.name] += 1
+        SYSTEM.create(path, *given)
+
+    def stamp(self, path):
+        self.looks += 1
+        return SYSTEM.stamp(path)
+
+    async def look(self):
+        """Wait until the node has looked ten times whether the file has changed."""
+        begun = self.looks
+        await until(lambda: self.looks >= begun + 10)
+
+
+def test_change_is_written_once_to_the_file_and_once_to_its_copy(tmp_path, monkeypatch):
+    disk = CountingDisk()
+    bob = Node(tmp_path, monkeypatch, disk=disk)
+    news = bob.revoke("carol")
+    once = {"membership.new": 1, "membership.copy.new": 1}
+
+    async def test():
+        await until(lambda: not bob.file.is_behind)  # the copy of the first log, which this folder lacks
+        disk.created.clear()
+        bob.log.extend(news)
+        await until(lambda: bob.on_disk() == ["alice", "bob"])
+        await disk.look()
+        assert disk.created == once
+        membership_changes.extend(bob.folders["alice"], 99)
+        log = load_federation(bob.folders["alice"])
+        MembershipFile(bob.folder).save(log)  # as a command does, which is another process
+        await until(lambda: bob.log.rounds == 99)
+        await disk.look()
+        assert disk.created == once  # what the command has written is not written again
+
+    bob.run(test)
 
 
 def test_membership_sync_keeps_proof_of_fork_and_reports_it_once(bob):
