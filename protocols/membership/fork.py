@@ -22,7 +22,6 @@ an array of entries (p2pfl.node.peering.control_messages.MembershipGossip).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -30,10 +29,10 @@ from msgspec import Meta
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import verify as is_valid
-from p2pfl.protocols.membership.log import LONGEST, AnyEntry, Signed, decode_entry, signature_label
+from p2pfl.protocols.membership.log import LONGEST, PAIR, AnyEntry, Signed, contradicts, decode_entry, signature_label
 
-FORK_LIMIT = 2 * LONGEST + 1  # maximum bytes of a proof, which is an array of entries as the log has them
-_decoder = msgspec.msgpack.Decoder(Annotated[list[Signed], Meta(min_length=2, max_length=2)])
+FORK_LIMIT = PAIR * LONGEST + 1  # maximum bytes of a proof, which is an array of entries as the log has them
+_decoder = msgspec.msgpack.Decoder(Annotated[list[Signed], Meta(min_length=PAIR, max_length=PAIR)])
 
 
 def encode(known: bytes, other: bytes) -> bytes:
@@ -93,12 +92,9 @@ def number_of(entries: bytes) -> int | None:
 
 
 def _contradiction(first: Signed, second: Signed, one: AnyEntry, other: AnyEntry) -> Fork:
-    number, known, shown = one.membership_version, msgspec.msgpack.encode(first), msgspec.msgpack.encode(second)
-    same = other.membership_version == number and known != shown
-    following = other.membership_version == number + 1 and other.before != sha256(known).digest()
-    if not same and not following:
+    if not contradicts(first, one, second, other):
         raise ProtocolError("membership", "two entries that do not contradict each other")
-    return Fork(number, (known, shown))
+    return Fork(one.membership_version, (msgspec.msgpack.encode(first), msgspec.msgpack.encode(second)))
 
 
 def describe(number: int) -> str:

@@ -88,6 +88,7 @@ _EXTENSION_LABEL = b"p2pfl membership 2\0"
 _COMMITTEE_LABEL = b"p2pfl membership committee 1\0"
 _EXTENSION_FIELDS, _COMMITTEE_FIELDS = 5, 6
 PROOF_LIMIT = 2048  # maximum bytes
+PAIR = 2  # entries of the proof of a fork
 _MOST_ENTRIES = 16
 _ARRAY = 1  # bytes before up to 15 entries
 
@@ -353,6 +354,8 @@ class Membership:
         before = self.stored, self.membership_version
         try:
             ahead = self._ahead
+            if ahead is not None and len(log) == PAIR:
+                self._expect_no_fork(*log)
             self._take(log if ahead is None else ahead.take(log, self.stored, self.federation, self._ends, self._fork))
         finally:
             if self._ahead is not None and self.stored == self._ahead.begun:
@@ -501,6 +504,25 @@ class Membership:
             self._report_change()
         return ProtocolError("membership fork", what)
 
+    def _expect_no_fork(self, first: Signed, second: Signed) -> None:
+        """Keep two entries as a proof if they contradict each other. A newcomer may have no entry that contradicts one.
+
+        Raises:
+            ProtocolError("membership fork"): they do.
+        """
+        try:
+            one, other = decode_entry(first.entry), decode_entry(second.entry)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return
+        for signed, entry in ((first, one), (second, other)):
+            if entry.federation != self.federation or not any(self._is_signed(signed, entry, k) for k in self.admissions):
+                return
+        if contradicts(first, one, second, other):
+            number = one.membership_version
+            raise self._fork(
+                msgspec.msgpack.encode(first), second, f"two entries contradict each other about entry {number}"
+            )
+
     def _is_signed(self, signed: Signed, entry: AnyEntry, key: bytes) -> bool:
         if is_weak(key):
             return False
@@ -574,6 +596,14 @@ class Membership:
             return
         self._members[name] = new
         self._seen[new.key] = name
+
+
+def contradicts(first: Signed, one: AnyEntry, second: Signed, other: AnyEntry) -> bool:
+    """Return whether the second of two signed entries, with their content, cannot be in a log that has the first."""
+    known = msgspec.msgpack.encode(first)
+    if other.membership_version == one.membership_version:
+        return known != msgspec.msgpack.encode(second)
+    return other.membership_version == one.membership_version + 1 and other.before != sha256(known).digest()
 
 
 def count_entries(entries: bytes) -> int:

@@ -161,6 +161,32 @@ def test_log_that_leads_neither_to_the_checkpoint_nor_to_the_entries_after_it_pr
     assert fork.verify(fork.encode(*new.fork), FILE.id, [ADMISSION.public]).number == 5
 
 
+@pytest.mark.parametrize("of", ["one number", "two numbers"])
+def test_newcomer_keeps_proof_of_fork_before_its_log_has_arrived(of):
+    """A peer passes a proof on once, and a newcomer has no entry yet that it contradicts."""
+    made, other = log(), log(2)
+    other.append(ADMISSION, "add", "x", key("x"))
+    other.append(ADMISSION, "add", "y", key("y"))
+    one, two = made.after(2, 4096), other.after(2 if of == "one number" else 3, 4096)
+    entries = [msgspec.msgpack.decode(each, type=list[msgspec.Raw])[0] for each in (one, two)]
+    proof = msgspec.msgpack.encode(entries)
+    new = begun(checkpoint.make(made, ADMISSION, TOLD))
+    told = []
+    new.on_change.append(lambda: told.append(new.fork is not None))
+    harmless = msgspec.msgpack.decode(one, type=list[msgspec.Raw])[:2]
+    new.extend(msgspec.msgpack.encode(harmless))
+    signed = msgspec.msgpack.decode(proof)
+    forged = [signed[0], [signed[1][0], EVE.sign(b"p2pfl membership 1\0" + signed[1][0])]]
+    new.extend(msgspec.msgpack.encode(forged))
+    assert new.fork is None
+    with pytest.raises(ProtocolError, match="membership fork"):
+        new.extend(proof)
+    assert fork.encode(*new.fork) == proof
+    assert told == [True]
+    assert (new.stored, list(new.members)) == (0, sorted(TOLD))
+    assert fork.verify(proof, FILE.id, new.admissions).number == 3
+
+
 def test_newcomer_accepts_proof_of_its_revocation():
     made = log()
     new = begun(checkpoint.make(made, ADMISSION, TOLD))
