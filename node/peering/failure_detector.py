@@ -1,7 +1,7 @@
 """Failure detector, which classifies peers as alive, suspected or dead by the time of their last authentic message.
 
 It follows SWIM (Das, Gupta and Motivala, DSN 2002) and its Lifeguard extensions (Dadgar, Phillips and Currey, 2018), with
-four differences:
+five differences:
 
 - A peer that has sent something recently is not probed, because the traffic of learning is proof of life. While a round is
   under way, a node sends at most one ping per period, however many peers it has.
@@ -10,6 +10,9 @@ four differences:
   such a period. One timer serves all links, so that the node wakes up seldom, and a ping is a sign of life for both
   ends. So that many peers cost no more than in a round, it pings at most as many as it would have pinged there in this
   time. From an unanswered ping on, everything takes the same time as in a round.
+- It waits for an answer as long as answers have taken lately (RFC 6298), at least one period and at most 8. A busy broker,
+  or busy cores, slow down the answers of all peers. Each false alarm asks three other peers, which takes twelve
+  messages instead of two: a hundred nodes behind one broker sent mostly these, and so kept it busy.
 - Any authentic message refutes a suspicion, without incarnation numbers, because the link proves the sender of each.
 - Death is this node's own opinion. It decides for which peers the node waits, never which nodes are members. It ends
   with the next message of the peer.
@@ -27,6 +30,8 @@ from math import inf, log10
 
 import msgspec
 import numpy as np
+
+from p2pfl.protocols.round_trip import RoundTrip
 
 HELPERS = 3  # peers that are asked to probe for this node (SWIM: k)
 LATE = 0.2  # seconds by which a tick may be late; a later tick means that this node's own event loop lags
@@ -64,10 +69,11 @@ Step = Ping | AskOthers | Suspect | Dead
 
 
 class _Peer:
-    __slots__ = ("heard", "stage", "until")
+    __slots__ = ("asked", "heard", "stage", "until")
 
     def __init__(self, now: float) -> None:
         self.heard = now
+        self.asked = now  # time of the first step since its last message
         self.stage: type[Step] | None = None  # the latest step taken against the peer since its last message
         self.until = 0.0  # time at which the next step is due
 
@@ -91,6 +97,7 @@ class FailureDetector:
         self.resting = False
         self.health = 1
         self._rng = rng
+        self._answers = RoundTrip(0.0, 0.0, MAX_HEALTH * period)
         self._peers: dict[str, _Peer] = {}
         self._probed: dict[str, _Peer] = {}  # the peers with a next step
         self._turns: list[str] = []  # order of the probes; the last entry is next
@@ -111,6 +118,11 @@ class FailureDetector:
         peer = self._peers.get(name)
         if peer is None:
             return False
+        if name in self._probed:
+            self._answers.measured(now - peer.asked)
+        return self._believe(name, peer, now)
+
+    def _believe(self, name: str, peer: _Peer, now: float) -> bool:
         was_out = peer.stage is Suspect or peer.stage is Dead
         peer.heard, peer.stage = now, None
         self._probed.pop(name, None)
@@ -121,7 +133,7 @@ class FailureDetector:
 
         A dead peer stays dead, because this node cannot reach it.
         """
-        return name in self._probed and self.heard(name, now)
+        return name in self._probed and self._believe(name, self._peers[name], now)
 
     def next_tick(self, now: float) -> float:
         """Return the time of the next `tick`. It may become earlier when the node no longer rests."""
@@ -183,6 +195,8 @@ class FailureDetector:
 
     def _take(self, step: type[Step], name: str, now: float) -> None:
         peer = self._peers[name]
+        if peer.stage is None:
+            peer.asked = now
         peer.stage = step
         if step is Dead:
             del self._probed[name]
@@ -196,7 +210,7 @@ class FailureDetector:
         The time of a suspicion is longer if more peers can refute it.
         """
         periods = max(3.0, 4 * log10(len(self._peers) + 1)) if step is Suspect else 1.0
-        return periods * self.period * self.health
+        return max(periods * self.period * self.health, self._answers.wait)
 
     def _helpers(self) -> tuple[str, ...]:
         """Return the peers with the most recent messages that are not in doubt themselves."""

@@ -24,7 +24,8 @@ from p2pfl._util.printable import key_name
 from p2pfl.protocols.errors import ProtocolError, RefusedError, TransportError
 from p2pfl.protocols.mqtt.broker_client import Bus
 from p2pfl.protocols.mqtt.packets import HandshakeLimits, Topics, reset_packet, sealing_of
-from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream, RoundTrip
+from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream, round_trip
+from p2pfl.protocols.round_trip import RoundTrip
 from p2pfl.protocols.transport import NO_SESSION, Handler, Part, Timer
 from p2pfl.protocols.transports.certificates import Credentials
 from p2pfl.protocols.transports.frames import INCOMPLETE
@@ -368,7 +369,7 @@ class LinkTable:
         self.greeting = min(greeting, max_frame)
         self.links: dict[bytes, MqttLink] = {}
         self.strangers: dict[MqttLink, None] = {}
-        self.round_trip = RoundTrip()
+        self.round_trip = round_trip()
         self._ended: dict[bytes, bytes | None] = {}  # keys of the links that have ended last, by id
         self._queue: dict[MqttLink, None] = {}  # links with chunks to send, in the order of their turns
         self._on_proven = on_proven

@@ -12,7 +12,7 @@ nor change one. It learns the sizes of frames and the times at which they are se
 A packet that cannot be opened raises an error; a late or repeated one is ignored. At most WINDOW chunks that arrive too
 early are kept. Memory for their frame is allocated only when its size is known and allowed.
 
-The time after which a chunk is repeated is common to all links of a node (RoundTrip), because they share a broker, and
+The time after which a chunk is repeated is common to all links of a node (`round_trip`), because they share a broker, and
 its queues are most of the delay. A busy broker becomes slower for all links at once, and most of them have only one
 small frame on its way, so none could find this out for itself before it had repeated its frame several times. With
 hundreds of links these repetitions are a multiple of the load that made the broker slow, and it does not recover. When
@@ -30,6 +30,7 @@ from struct import Struct
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.mqtt.packets import CONTROL, DATA, SEAL, Sealing
+from p2pfl.protocols.round_trip import RoundTrip
 from p2pfl.protocols.transport import Part
 from p2pfl.protocols.transports.frames import patience
 
@@ -61,34 +62,9 @@ class _Sent:
     due: bool = False  # due to be sent again
 
 
-class RoundTrip:
-    """Estimate of the round-trip time through a broker, from the acknowledgements of all links (RFC 6298).
-
-    Attributes:
-        wait: seconds without acknowledgement before a chunk is repeated.
-    """
-
-    def __init__(self) -> None:
-        self.wait = FIRST_WAIT
-        self._mean: float | None = None
-        self._deviation = 0.0
-
-    def measured(self, seconds: float) -> None:
-        """Record the time until the acknowledgement of a chunk that was sent once."""
-        if self._mean is None:
-            self._mean, self._deviation = seconds, seconds / 2
-        else:
-            self._deviation += (abs(self._mean - seconds) - self._deviation) / 4
-            self._mean += (seconds - self._mean) / 8
-        self.wait = min(max(self._mean + 4 * self._deviation, SHORTEST_WAIT), LONGEST_WAIT)
-
-    def expired(self) -> None:
-        """Record that a chunk was not acknowledged in time; wait twice as long, until the next measurement."""
-        self.wait = min(2 * self.wait, LONGEST_WAIT)
-
-    def reset(self) -> None:
-        """Wait as at first, after an interruption of the channel."""
-        self.wait = FIRST_WAIT
+def round_trip() -> RoundTrip:
+    """Return the estimate of a node's links through a broker."""
+    return RoundTrip(FIRST_WAIT, SHORTEST_WAIT, LONGEST_WAIT)
 
 
 class ReliableStream:
@@ -98,7 +74,7 @@ class ReliableStream:
         id: id of the link.
         limit: maximum bytes of a received frame. It may be changed, and applies to frames that `frame` has not begun.
         now: the time in seconds, of any clock that never goes back; most calls take it.
-        round_trip: estimate that this link shares with others; by default one of its own.
+        shared: estimate of `round_trip` that this link shares with others; by default one of its own.
 
     Attributes:
         heard: number of received packets that the other side has sealed.
@@ -106,7 +82,7 @@ class ReliableStream:
         backlog: bytes of frames that are not acknowledged yet.
     """
 
-    def __init__(self, sealing: Sealing, id: bytes, limit: int, now: float, round_trip: RoundTrip | None = None) -> None:
+    def __init__(self, sealing: Sealing, id: bytes, limit: int, now: float, shared: RoundTrip | None = None) -> None:
         self.id = id
         self.limit = limit
         self.heard = 0
@@ -118,7 +94,7 @@ class ReliableStream:
         self._sent: dict[int, _Sent] = {}
         self._unacknowledged = 0  # the lowest number that the other side does not have
         self._window = float(FIRST_WINDOW)
-        self._round_trip = round_trip or RoundTrip()
+        self._round_trip = shared or round_trip()
         self._patience = 0.0  # seconds for which this link waits longer than others, because its chunks were lost
         self._progress = now
         self._early: dict[int, tuple[int, int, bytes]] = {}  # chunks that wait for an earlier one: size, index, content

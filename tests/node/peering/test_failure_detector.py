@@ -288,6 +288,30 @@ def test_detector_on_lagging_event_loop_suspects_no_peer():
     assert world.steps_of(Suspect, Dead) == []
 
 
+def test_detector_waits_as_long_as_answers_take_lately():
+    world = DisturbedWorld(peers(30, latency=3.0))
+    world.run(60)
+    begun = len(world.log)
+    world.run(60)
+    assert {type(step) for _, step in world.log[begun:]} == {Ping}  # no false alarm any more
+    for peer in world.peers.values():
+        peer.latency = 0.1
+    world.run(60)
+    world.peers["peer-7"].dies = world.now
+    world.run(2 * 30 + 5)
+    assert world.time_of(Suspect, "peer-7") is not None
+    assert world.time_of(Suspect, "peer-7") <= world.peers["peer-7"].dies + 2 * 30 + 4
+
+
+def test_report_of_other_peers_tells_nothing_about_the_time_of_answers():
+    world = DisturbedWorld(peers(3) | {"cut off": Peer(latency=0.5, cut_off=True)})
+    world.run(200)
+    assert world.steps_of(AskOthers)
+    world.peers["peer-1"].dies = world.now
+    world.run(13)
+    assert world.time_of(Suspect, "peer-1") <= world.peers["peer-1"].dies + 2 * 4 + 4
+
+
 @given(
     seed=st.integers(0, 2**32),
     latencies=st.lists(st.floats(0, 0.99), min_size=1, max_size=20),

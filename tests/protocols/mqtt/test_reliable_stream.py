@@ -9,7 +9,7 @@ import pytest
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.mqtt.packets import CONTROL, DATA, sealing_keys, sealing_of
-from p2pfl.protocols.mqtt.reliable_stream import CHUNK, DATA_HEADER, PROBE, STALLED, WINDOW, ReliableStream, RoundTrip
+from p2pfl.protocols.mqtt.reliable_stream import CHUNK, DATA_HEADER, PROBE, STALLED, WINDOW, ReliableStream, round_trip
 from p2pfl.protocols.rate_limit import MOST, TokenBucket
 from p2pfl.protocols.transports.frames import patience
 
@@ -301,7 +301,7 @@ class BusyBroker:
 
     def __init__(self, links, rate):
         self.now, self.rate, self.free, self.packets = 0.0, rate, 0.0, 0
-        times = RoundTrip(), RoundTrip()
+        times = round_trip(), round_trip()
         self.links = []
         for number in range(links):
             seals = pair(number.to_bytes(32, "big"))
