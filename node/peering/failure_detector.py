@@ -17,8 +17,9 @@ five differences:
 - Death is this node's own opinion. It decides for which peers the node waits, never which nodes are members. It ends
   with the next message of the peer.
 
-One of n peers that is gone is thus suspected after at most 2 n + 4 periods in a round. At rest it is suspected after at
-most two rest periods and 4 periods, if no more peers are silent than are pinged at once.
+One of n peers that is gone is thus suspected after at most 2 n + 4 periods in a round, while answers take less than a
+period. At rest it is suspected after at most two rest periods and 4 periods, if no more peers are silent than are pinged
+at once.
 
 The detector sends nothing, receives nothing and reads no clock. Its caller (p2pfl.node.peering.control_messages.Prober)
 calls `tick` at the time that `next_tick` returns, and carries out the returned steps.
