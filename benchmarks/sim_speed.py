@@ -33,6 +33,10 @@ figures of a GPU come from:
 With --growth instead: the processor time per node and round of gossip, of each policy and of the bare stacked program,
 with 100 and with 10,000 nodes on 10-regular graphs. The stacked program trains parts that fit into the cache.
 
+With --launches instead: how many operations of torch a round of `digits` is, with and without evaluation, and how many
+arrays become tensors, and tensors arrays, in it. They run on the CPU, through the code of a GPU: there an operation is a
+launch of one or a few kernels, and the others are transfers. Views are not counted, as they launch nothing.
+
 With --private instead: the time of a training step under a privacy budget, for the MLP of `digits` in a stack of 100 nodes
 (--nodes changes it) with 16, 30 and 64 samples in a step, and of whole rounds of gossip; each relative to the same without
 a budget.
@@ -64,6 +68,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from p2pfl.learning.batched_learner import BatchedLearner
 from p2pfl.learning.optimizers import SGD
@@ -462,6 +467,60 @@ def graphs(nodes: int, repeat: int) -> dict[str, list[float]]:
     return found
 
 
+class _Operations(TorchDispatchMode):
+    """Counter of the operations of torch that compute, and of the conversions between arrays and tensors, in this block."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts = dict.fromkeys(("operations", "to the device", "from the device"), 0)
+        self._originals = torch.from_numpy, torch.Tensor.cpu, torch.Tensor.tolist
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:  # a value becomes a number
+            self.counts["from the device"] += 1
+        elif not func.is_view:
+            self.counts["operations"] += 1
+        return func(*args, **(kwargs or {}))
+
+    def __enter__(self) -> Any:
+        def counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+            def count(*args: Any) -> Any:
+                self.counts[name] += 1
+                return original(*args)
+
+            return count
+
+        of_array, of_tensor, of_list = self._originals
+        torch.from_numpy = counted("to the device", of_array)
+        torch.Tensor.cpu = counted("from the device", of_tensor)  # type: ignore[method-assign]
+        torch.Tensor.tolist = counted("from the device", of_list)  # type: ignore[method-assign]
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        torch.from_numpy, torch.Tensor.cpu, torch.Tensor.tolist = self._originals  # type: ignore[method-assign]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+
+def launches(nodes: int) -> dict[str, dict[str, float]]:
+    """Return by system what a round has of each kind; see `_Operations`.
+
+    It is the difference of two runs, so that the first and the last round, which are longer, do not count.
+    """
+    systems = {"gossip": {}, "gossip, evaluated": {"evaluate_every": 1}, "dac": POLICIES["dac"]}
+    found: dict[str, dict[str, float]] = {}
+    for system, changes in systems.items():
+        counts = []
+        for rounds in (4, 8):
+            task = WORKLOADS["digits"]["task"] | {"evaluated": system.endswith("evaluated")}
+            settings = WORKLOADS["digits"] | changes | {"name": "launches", "task": task, "nodes": nodes, "rounds": rounds}
+            simulation = Simulation(resolve(settings, [], "launches", ".").runs[0])
+            with _Operations() as operations:
+                simulation.run()
+            counts.append(operations.counts)
+        found[system] = {name: (counts[1][name] - counts[0][name]) / 4 for name in counts[0]}
+    return found
+
+
 EPSILON = 8.0
 BATCHES = (16, 30, 64)  # of 150 samples of a node; the second one in `docs/how-to/choose-an-epsilon.md`
 
@@ -521,6 +580,12 @@ def show_graphs(nodes: int, found: dict[str, list[float]]) -> None:
         print(f"  {name:9s} {statistics.median(own) * 1e3:7.0f}   {of}")
 
 
+def show_launches(nodes: int, found: dict[str, dict[str, float]]) -> None:
+    print(f"a round of {nodes:,} nodes: operations of torch, and arrays to and from the device")
+    for system, counts in found.items():
+        print(f"  {system:18s}" + "".join(f" {count:7.1f}" for count in counts.values()))
+
+
 def show_growth(found: dict[str, dict[int, list[float]]]) -> None:
     print(f"microseconds of processor time per node and round: {min(SIZES):,} nodes, {max(SIZES):,} nodes, growth")
     few, many = ({system: statistics.median(times[nodes]) for system, times in found.items()} for nodes in SIZES)
@@ -549,6 +614,27 @@ def show(name: str, speeds: dict[str, list[float]]) -> None:
             times = [1 / ratio for ratio in ratios["stacked"]]
             text += f"; time {statistics.median(times):.2f} x stacked ({min(times):.2f} to {max(times):.2f})"
         print(text)
+
+
+def other_figures(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure and show what an option asks for in place of the speeds."""
+    few = options.nodes or WORKLOADS["digits"]["nodes"]
+    if options.growth:
+        grown = growth(options.repeat)
+        show_growth(grown)
+        return {"growth": grown}
+    if options.launches:
+        counted = launches(few)
+        show_launches(few, counted)
+        return {"launches": counted}
+    if options.private:
+        spent = private(few, 1 if options.quick else options.repeat)
+        show_private(spent)
+        return {"private": spent}
+    nodes = options.nodes or max(SIZES)
+    times = graphs(nodes, options.repeat)
+    show_graphs(nodes, times)
+    return {"graphs": times}
 
 
 def main() -> None:
@@ -586,6 +672,9 @@ def main() -> None:
         "--graphs", action="store_true", help="measure only the time of a round with a static and with changing graphs"
     )
     parser.add_argument(
+        "--launches", action="store_true", help="count only the operations and transfers of a round, without a GPU"
+    )
+    parser.add_argument(
         "--private", action="store_true", help="measure only the time of a training step under a privacy budget"
     )
     options = parser.parse_args()
@@ -599,24 +688,10 @@ def main() -> None:
             options.json.write_text(json.dumps({"scale": figures}, indent=1) + "\n")
         return
     prepare_process([str(Path(__file__).parent)])
-    if options.growth:
-        grown = growth(options.repeat)
-        show_growth(grown)
+    if options.growth or options.graphs or options.private or options.launches:
+        figures = other_figures(options)
         if options.json:
-            options.json.write_text(json.dumps({"growth": grown}, indent=1) + "\n")
-        return
-    if options.private:
-        spent = private(options.nodes or WORKLOADS["digits"]["nodes"], 1 if options.quick else options.repeat)
-        show_private(spent)
-        if options.json:
-            options.json.write_text(json.dumps({"private": spent}, indent=1) + "\n")
-        return
-    if options.graphs:
-        nodes = options.nodes or max(SIZES)
-        times = graphs(nodes, options.repeat)
-        show_graphs(nodes, times)
-        if options.json:
-            options.json.write_text(json.dumps({"graphs": times}, indent=1) + "\n")
+            options.json.write_text(json.dumps(figures, indent=1) + "\n")
         return
     repeat, changes = (1, ["rounds=3"]) if options.quick else (options.repeat, [])
     changes.append(f"device={options.device}")

@@ -78,12 +78,23 @@ def test_light_node_is_measured():
     assert all(float(figure.removesuffix("/s")) > 0 for figure in figures[:4])  # a second may be without a ping
 
 
+@pytest.mark.slow
+def test_operations_and_transfers_of_a_round_are_counted(tmp_path):
+    _, figures = benchmark(tmp_path, "--launches", "--nodes", "100")
+    gossip, evaluated, dac = (figures["launches"][system] for system in ("gossip", "gossip, evaluated", "dac"))
+    assert 10 < gossip["operations"] < 40  # of two layers forward and backward, the optimiser and the mean; not of each node
+    assert gossip["to the device"] <= 5
+    assert gossip["from the device"] <= 5
+    assert dac == gossip  # similarities are computed by NumPy
+    assert evaluated["operations"] > gossip["operations"]
+
+
 @deep
 @pytest.mark.slow
 def test_simulator_speed_benchmark_writes_figures(tmp_path):
     out, figures = benchmark(tmp_path, "--quick", "--only", "digits")
     shown = printed(out)
-    systems = {"digits": ["loop", "stacked", "sim", "evaluated", "module"]}
+    systems = {"digits": ["loop", "stacked", "sim", "evaluated", "outputs", "module"]}
     assert {workload: list(speeds) for workload, speeds in figures.items()} == systems
     assert {workload: list(rows) for workload, rows in shown.items()} == systems
     for workload, speeds in figures.items():
