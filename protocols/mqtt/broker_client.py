@@ -9,8 +9,8 @@ certificate, as a node does, and nothing else of the node.
 
 A broker reads as fast as it can. What it has not read waits in the buffers of the network, which hold megabytes of each
 node: half a minute for a broker with 100 busy clients, much longer than anybody waits for an answer. A node therefore
-asks the broker from time to time to confirm a message (with quality of service 1; all others have quality 0), and has
-at most two BATCHes on their way that are not confirmed. The rest waits here, where no link repeats it.
+has the broker confirm from time to time that it has read everything (p2pfl.protocols.mqtt.hardened_client.Client.mark), and
+has at most two BATCHes on their way that are not confirmed. The rest waits here, where no link repeats it.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class AiomqttBus:
                 more = client.next_message()
 
     async def _write(self, client: Client, listener: Listener) -> None:
-        size, confirmed = 0, asyncio.Event()  # bytes since the last message to be confirmed, and whether it is
+        size, confirmed = 0, asyncio.Event()  # bytes since the last mark, and whether the broker has confirmed it
         confirmed.set()
         while True:
             self._news.clear()
@@ -253,10 +253,11 @@ class AiomqttBus:
                 self.queued -= packet.cost
                 size += packet.cost
                 last = self._closing and not self._small
-                event = client.post(packet.topic, packet.content, packet.retain, last or size >= BATCH)
+                client.post(packet.topic, packet.content, packet.retain)
                 if last or size >= BATCH:
+                    mark = client.mark()
                     await confirmed.wait()
-                    size, confirmed = 0, event
+                    size, confirmed = 0, mark
                 listener.writable()
                 continue
             if self._closing:  # data that arrives after the end makes the broker lose what it has not read

@@ -30,6 +30,7 @@ from paho.mqtt.enums import MQTTErrorCode
 
 KEPT = 512 << 10  # bytes of an incoming packet; longer ones are cut, and are then too long for their receiver, too
 PIECE = 64 << 10  # bytes to read at once
+MARK = "p2pfl/mark"  # topic without a subscription
 QUALITY = 0b110  # bits of a PUBLISH packet's first byte with its quality of service
 
 
@@ -73,22 +74,29 @@ class Client(aiomqtt.Client):
         future.add_done_callback(_retrieve)
         self.__disconnected = future
 
-    def post(self, topic: str, content: bytes, retain: bool, confirmed: bool) -> asyncio.Event:
-        """Publish a message without waiting for the network; return an event.
-
-        Args:
-            confirmed: whether the event is set when the broker has read the message, and so all before it. This needs
-                quality of service 1, and the broker answers with one small packet. The event is never set otherwise.
+    def post(self, topic: str, content: bytes, retain: bool) -> None:
+        """Publish a message without waiting for the network.
 
         Raises:
             MqttError: the connection has ended.
         """
-        info = self._client.publish(topic, content, int(confirmed), retain)
+        info = self._client.publish(topic, content, 0, retain)
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
             raise aiomqtt.MqttCodeError(info.rc, "Could not publish message")
-        done = asyncio.Event()
-        if confirmed:
-            self._pending_publishes[info.mid] = done
+
+    def mark(self) -> asyncio.Event:
+        """Return an event that is set when the broker has read all that was posted before.
+
+        The mark is the end of a subscription that does not exist, which a broker must confirm (MQTT 3.1.1, section
+        3.10.4). A message of quality of service 1 would be one, too, but some brokers admit quality 0 only.
+
+        Raises:
+            MqttError: the connection has ended.
+        """
+        rc, mid = self._client.unsubscribe(MARK)
+        if rc != MQTTErrorCode.MQTT_ERR_SUCCESS or mid is None:
+            raise aiomqtt.MqttCodeError(rc, "Could not unsubscribe")
+        done = self._pending_unsubscribes[mid] = asyncio.Event()
         return done
 
     def next_message(self) -> aiomqtt.Message | None:

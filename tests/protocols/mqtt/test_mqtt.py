@@ -1327,10 +1327,10 @@ def test_newest_of_too_many_waiting_packets_are_sent(on_loop):
 
     async def behave(reader, writer):
         while not received or received[-1] != WAITING + 999:
-            number, id = await published_number(reader)
-            received.append(number)
-            if id:
-                writer.write(b"\x40\x02" + id)
+            number, mark = await next_packet(reader)
+            received.extend([] if mark else [number])
+            if mark:
+                writer.write(b"\xb0\x02" + mark)
 
     async def main():
         async with serving(behave) as bus:
@@ -1341,12 +1341,14 @@ def test_newest_of_too_many_waiting_packets_are_sent(on_loop):
     assert received == list(range(1000, WAITING + 1000))
 
 
-async def published_number(reader):
-    """Return the number in the next packet of a Collector, and its id if it is to be confirmed."""
+async def next_packet(reader):
+    """Return the number in the next packet of a Collector, or 0 and the id of a mark that is to be confirmed."""
     head = await reader.readexactly(2)
     content = await reader.readexactly(head[1])
-    start = 7  # after the topic
-    return (int(content[start + 2 :]), content[start : start + 2]) if head[0] & 0b110 else (int(content[start:]), b"")
+    if head[0] == 0xA2:  # UNSUBSCRIBE
+        return 0, content[:2]
+    assert head[0] & 0b110 == 0, "a message of a quality that not every broker admits"
+    return int(content[7:]), b""  # after the topic
 
 
 @pytest.mark.slow
@@ -1355,15 +1357,15 @@ def test_bus_sends_two_batches_more_than_broker_has_confirmed(on_loop):
     batch = BATCH // LEAST
 
     async def behave(reader, writer):
-        ids = []
+        marks = []
         while len(received) < 6 * batch + 1:
-            number, id = await published_number(reader)
-            received.append(number)
-            if id:
-                ids.append(id)
-            if len(ids) == 2:  # only now, so that the bus would have sent everything if it did not wait
+            number, mark = await next_packet(reader)
+            received.extend([] if mark else [number])
+            if mark:
+                marks.append(mark)
+            if len(marks) == 2:  # only now, so that the bus would have sent everything if it did not wait
                 waiting.append(running[0].queued // LEAST)
-                writer.write(b"\x40\x02" + ids.pop(0))
+                writer.write(b"\xb0\x02" + marks.pop(0))
 
     async def main():
         async with serving(behave) as bus:
