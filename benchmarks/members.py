@@ -257,8 +257,8 @@ class BenchMember:
             self.peering.gossip.send = lambda peer, pause=0.0: None  # type: ignore[method-assign]
         self.sync = MembershipSync(ready, own.public, neighbourhood, self.peering, log=QUIET)
         if neighbourhood.links is not None:
-            name_of, follow = neighbourhood.name_of, self.sync.follow
-            LinkKeeper(neighbourhood.links, self.peering, name_of=name_of, follow=follow, deadline=10.0)
+            follow = self.sync.follow
+            LinkKeeper(neighbourhood.links, self.peering, name_of=log.name_of, follow=follow, deadline=10.0)
 
     def _take_part(self, own: Identity, neighbourhood: Neighbourhood, bed: Bed) -> ElectionRunner:
         """Return this member's part in elections."""

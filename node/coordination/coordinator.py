@@ -153,7 +153,7 @@ class Coordinator:
         return sum(len(opened.entries) for opened in self._open.values())
 
     def held_of_others(self, sender: str) -> int:
-        """Return the number of submissions in memory that are not those of one member."""
+        """Return the number of submissions in memory that come from other members than `sender`."""
         rounds = [*(opened.entries for opened in self._open.values()), self._working or {}]
         return sum(len(entries) - (sender in entries) for entries in rounds)
 

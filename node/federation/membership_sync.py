@@ -116,11 +116,9 @@ class MembershipSync:
         The cost is that of the entries, not of the members: most entries are about members that do not concern this node.
         """
         self._grown.set()
-        changed: set[str] | None = None
         arrived = self._membership.is_complete and not self._was_complete
-        if not arrived:
-            changed = self._membership.names_after(self._seen)
-        else:
+        changed = None if arrived else self._membership.names_after(self._seen)
+        if arrived:
             self._was_complete = True
             self._log.info(
                 f"the membership log is complete: {len(self._membership.members):,} members",
@@ -278,7 +276,7 @@ class Neighbourhood:
     def has_log(self) -> bool:
         """Return whether the neighbours of each round follow from the log as far as it is here.
 
-        They do not before the log of a newcomer has arrived, if the rings change: those of a later round may be any members.
+        With rings that change, any member may be a neighbour in a later round. A newcomer therefore needs the whole log.
         """
         return self.links is None or not self.links.rule.changing or self._log.is_complete
 
@@ -292,12 +290,8 @@ class Neighbourhood:
         """Return the number of members of the federation."""
         return self._log.size
 
-    def may_learn_from(self, name: str) -> bool:
-        """Return whether this node may learn from a member's models; it may not for observers."""
-        return bool(self.sources([name]))
-
     def sources(self, names: Iterable[str]) -> set[str]:
-        """Return those of some members from whose models this node may learn."""
+        """Return those of `names` whose models this node may learn from."""
         if self.links is not None:
             near = self.links.sources().intersection(names)
         elif self._edges == "all":
@@ -316,10 +310,6 @@ class Neighbourhood:
     def knows_graph(self) -> bool:
         """Whether all members know with whom each has links, in all rounds."""
         return self._edges != "all" or (self.links is not None and not self.links.rule.changing)
-
-    def name_of(self, key: bytes) -> str | None:
-        """Return the name of the member with a key; None if there is none."""
-        return self._log.name_of(key)
 
     def askers(self) -> set[str] | None:
         """Return the names of the nodes that may fetch from this node, members or not; None for all."""

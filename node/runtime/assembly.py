@@ -394,7 +394,7 @@ class Assembly:
             keeper = LinkKeeper(
                 neighbourhood.links,
                 exchange.peering,
-                name_of=neighbourhood.name_of,
+                name_of=membership.name_of,
                 follow=sync.follow,
                 deadline=config.deadline,
             )

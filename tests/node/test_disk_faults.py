@@ -657,30 +657,25 @@ def kills():
         yield Case(f"killed at {number}")
 
 
-def private():
-    """Yield the cases of a node with a privacy budget: damages of its count of steps, and each write that fails."""
-    files = ("ledger", "facts", "checkpoint")
+def damages_and_writes(files, most):
     for moment, name, how in itertools.product(("stopped", "running"), files, DAMAGES):
         yield Case(moment, ((name, how),))
     for (a, b), how in itertools.product(itertools.combinations(files, 2), ("emptied", "old", "removed")):
         yield Case("stopped", ((a, how), (b, how)))
     for kind, where in itertools.product(("full", "read-only"), ("from the start", "from round 1")):
         yield Case(f"{kind} {where}")
-    for kind, number in itertools.product(("killed", "failing"), range(1, 60)):
+    for kind, number in itertools.product(("killed", "failing"), range(1, most)):
         yield Case(f"{kind} at {number}")
+
+
+def private():
+    """Return the cases of a node with a privacy budget: damages of its count of steps, and each write that fails."""
+    return damages_and_writes(("ledger", "facts", "checkpoint"), 60)
 
 
 def newcomer():
-    """Yield the cases of a newcomer that does not have the whole log yet."""
-    files = ("membership.begin", "membership", "membership.copy", "federation.toml", "facts")
-    for moment, name, how in itertools.product(("stopped", "running"), files, DAMAGES):
-        yield Case(moment, ((name, how),))
-    for (a, b), how in itertools.product(itertools.combinations(files, 2), ("emptied", "old", "removed")):
-        yield Case("stopped", ((a, how), (b, how)))
-    for kind, where in itertools.product(("full", "read-only"), ("from the start", "from round 1")):
-        yield Case(f"{kind} {where}")
-    for kind, number in itertools.product(("killed", "failing"), range(1, 40)):
-        yield Case(f"{kind} at {number}")
+    """Return the cases of a newcomer that does not have the whole log yet."""
+    return damages_and_writes(("membership.begin", "membership", "membership.copy", "federation.toml", "facts"), 40)
 
 
 def peers():

@@ -125,7 +125,7 @@ def mosquitto(config_lines=(), files=None):
 
     def command(port):
         config = folder / "mosquitto.conf"
-        config.write_text("\n".join([f"listener {port} 127.0.0.1", "persistence false", *lines]) + "\n")
+        config.write_text("\n".join([f"listener {port} 127.0.0.1", "max_qos 0", "persistence false", *lines]) + "\n")
         return [program, "-c", str(config)]
 
     broker = Broker(command, **({"user": "nobody"} if os.geteuid() == 0 else {}))

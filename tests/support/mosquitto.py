@@ -22,7 +22,8 @@ def program():
 def mosquitto(folder, port, *lines):
     """Run a broker on a port of loopback; yield its process. Without `lines` everything is allowed."""
     config = folder / "mosquitto.conf"
-    own = [f"listener {port} 127.0.0.1", "persistence false", "user root"]  # the user matters only if root starts it
+    own = [f"listener {port} 127.0.0.1", "max_qos 0", "persistence false"]
+    own.append("user root")  # it matters only if root starts the broker
     config.write_text("\n".join([*own, *(lines or ["allow_anonymous true"])]) + "\n")
     with (folder / "mosquitto.log").open("wb") as log:
         broker = subprocess.Popen([program(), "-c", str(config)], stdout=log, stderr=subprocess.STDOUT)

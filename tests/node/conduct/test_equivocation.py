@@ -156,24 +156,26 @@ def test_report_replaces_only_older_newest_model(reported, newest):
     assert parse_signed_model(verifier.newest_model(ALICE.public), FEDERATION).round == newest
 
 
-def receive_of_alice(message, payload, verifier=None):
-    """Let BOB handle a message of ALICE, its only peer; return what it knows of its peers' conduct."""
-    verifier = verifier or FrameVerifier({"alice": ALICE.public}, BOB.public, FEDERATION, 100)
-    config = SimpleNamespace(
+def config_of_bob(verifier=None, access=None):
+    return SimpleNamespace(
         name="bob",
         key=BOB.public,
         seed=0,
         asynchronous=True,
         signer=FrameSigner(BOB, FEDERATION, bytes(16), 1),
-        verifier=verifier,
-        options=PeeringOptions(),
+        verifier=verifier or FrameVerifier({"alice": ALICE.public}, BOB.public, FEDERATION, 100),
+        options=PeeringOptions(access=access, log=log_to([])),
     )
+
+
+def receive_of_alice(message, payload, verifier=None):
+    """Let BOB handle a message of ALICE, its only peer; return what it knows of its peers' conduct."""
     peer = SimpleNamespace(name="alice", key=ALICE.public)
     peering = SimpleNamespace(peers={"alice": peer}, round=7, view=SimpleNamespace(leave_out=None))
     conduct = Conduct(enabled=True)
 
     async def main():
-        watch = EquivocationWatch(config, peering, conduct)
+        watch = EquivocationWatch(config_of_bob(verifier), peering, conduct)
         watch.receive(peer, Opened("alice", message, memoryview(payload), 1))
 
     run(main())
@@ -259,15 +261,6 @@ def test_proof_against_a_member_that_the_log_does_not_have_yet_counts_when_it_ha
 
 def watch_of(access):
     """Return BOB's comparison of models with ALICE as its peer, and these."""
-    config = SimpleNamespace(
-        name="bob",
-        key=BOB.public,
-        seed=0,
-        asynchronous=True,
-        signer=FrameSigner(BOB, FEDERATION, bytes(16), 1),
-        verifier=FrameVerifier({"alice": ALICE.public}, BOB.public, FEDERATION, 100),
-        options=PeeringOptions(access=access, log=log_to([])),
-    )
     peering = SimpleNamespace(
         peers={"alice": SimpleNamespace(name="alice", key=ALICE.public, link=None)},
         released={},
@@ -276,7 +269,7 @@ def watch_of(access):
         introduced_peers=list,
     )
     peering.with_key = lambda key: next((peer for peer in peering.peers.values() if peer.key == key), None)
-    return peering, EquivocationWatch(config, peering, Conduct(enabled=True))
+    return peering, EquivocationWatch(config_of_bob(access=access), peering, Conduct(enabled=True))
 
 
 def test_proof_against_stranger_is_dropped_unverified():

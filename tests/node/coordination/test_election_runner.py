@@ -172,7 +172,7 @@ def test_coordinated_node_contacts_all_members_and_follows_log(tmp_path):
     neighbourhood = Neighbourhood(ready, (), coordinated=True)
     around = neighbourhood.members()
     assert set(around) == {"b", "c"}
-    assert [name for name in around if neighbourhood.may_learn_from(name)] == ["b"]
+    assert neighbourhood.sources(around) == {"b"}
     assert neighbourhood.askers() == {"b"}
     assert set(Neighbourhood(ready, ()).members()) == {"b"}  # without a coordinator
     election = ElectionRunner("a", neighbourhood.electorate(), MemoryVotes(), incarnation=1, seed=0)

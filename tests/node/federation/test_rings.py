@@ -100,7 +100,7 @@ class Ringed(Federation):
             name,
             NeighbourRoles(
                 members=members,
-                sources=[other for other in members if around.may_learn_from(other)],
+                sources=sorted(around.sources(members)),
                 sparse=around.sparse,
                 known=around.known,
                 has_log=around.has_log,
@@ -127,7 +127,7 @@ class Ringed(Federation):
         keeper = LinkKeeper(
             around.links,
             exchange.peering,
-            name_of=around.name_of,
+            name_of=log.name_of,
             follow=sync.follow,
             deadline=self.settings.deadline,
         )
