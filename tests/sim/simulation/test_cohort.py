@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from p2pfl.algorithms import selection
+from p2pfl.algorithms import ggc, selection
 from p2pfl.algorithms.selection import fedavg
 from p2pfl.cohort import GeneratorsOfEach, IdsOfEach, WeightsOfEach
 from p2pfl.errors import BudgetExceededError, ConfigurationError
@@ -180,6 +180,12 @@ def test_cohort_whose_nodes_stop_early_equals_single_nodes(policy):
 @pytest.mark.parametrize("topology", BY_ROUND, ids=lambda topology: topology["name"])
 def test_cohort_equals_single_nodes_on_graphs_by_round(topology):
     check_equal({"policy": {"name": "dsgd"}, "topology": topology, "budget": {"models": [1, 3]}})
+
+
+@pytest.mark.slow
+def test_search_of_many_large_models_equals_that_of_single_nodes(monkeypatch):
+    monkeypatch.setattr(ggc, "MOST_WEIGHTED", 0)  # so that models are not multiplied by their weights once for all nodes
+    check_equal({"policy": {"name": "dpfl", "epochs": 1, "initial_epochs": 1}, "task": RESTLESS, "budget": {"models": 3}})
 
 
 @pytest.mark.slow
