@@ -221,7 +221,7 @@ def _add_plot(commands: Any) -> None:
         metavar="TEXT",
         action="append",
         default=[],
-        help="only runs whose name contains TEXT; can be repeated (default: all runs)",
+        help="only runs whose name contains TEXT, or is NAME with =NAME; can be repeated (default: all runs)",
     )
     figure.add_argument(
         "--view", metavar="LABEL", default="", help='horizontal axis, such as "bytes sent" (default: the first)'

@@ -113,7 +113,7 @@ def add_selection(runs: argparse._ActionsContainer, changes_help: str) -> None:
         metavar="TEXT",
         action="append",
         default=[],
-        help="only runs whose name contains TEXT; can be repeated (default: all runs)",
+        help="only runs whose name contains TEXT, or is NAME with =NAME; can be repeated (default: all runs)",
     )
     runs.add_argument(
         "--trust",

@@ -19,6 +19,7 @@ from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.series import Figure, gather
 from p2pfl.sim.report.write import payload
 from p2pfl.sim.results.learning_curves import SHADE, add_legend, style
+from p2pfl.sim.scenario.scenario import selects
 from p2pfl.sim.scenario.topology import schedule_of
 from p2pfl.topologies import labels as names_of
 from p2pfl.topologies.consensus import EXACT, static_schedule
@@ -52,7 +53,8 @@ def plot(folder: Path, name: str, out: Path, only: Sequence[str] = (), view: str
 
     Args:
         out: a file whose name ends with .pdf, .png or .svg.
-        only: texts; runs whose labels or names contain one are drawn, by default all.
+        only: texts (see p2pfl.sim.scenario.scenario.selects); runs are drawn whose labels or names one selects, by default
+            all.
         view: label of the horizontal axis, such as "bytes sent", for a figure with several.
 
     Raises:
@@ -68,7 +70,8 @@ def plot(folder: Path, name: str, out: Path, only: Sequence[str] = (), view: str
     if name not in known:
         raise unknown("figure", name, known)
     labels = {run: data.get("labels", {}).get(run, run) for run in data["runs"]}
-    chosen = {run: label for run, label in labels.items() if not only or any(text in run or text in label for text in only)}
+    picked = {run for run, label in labels.items() if any(selects(text, name) for text in only for name in (run, label))}
+    chosen = {run: label for run, label in labels.items() if not only or run in picked}
     if not chosen:
         raise ConfigurationError(f"no run has {' or '.join(map(repr, only))} in its name")
     drawing = _new_drawing("plot")

@@ -44,7 +44,7 @@ from p2pfl.sim.results.tables import (
 )
 from p2pfl.sim.scenario.claims import MEAN, figure_of, figures_in, has_figure
 from p2pfl.sim.scenario.questions import base_of, counterpart, label, problem_of, surroundings
-from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
+from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, selects
 from p2pfl.sim.scenario.topology import GRAPH
 from p2pfl.sim.simulation.simulation import Run
 from p2pfl.topologies.graphml import to_graphml
@@ -221,12 +221,12 @@ class Results(list[Result], Views):
         return Results(chosen, self.file.part(names, seeds))
 
     def only(self, text: str) -> Results:
-        """Return the results of the runs whose name contains `text`.
+        """Return the results of the runs whose name contains `text`, or is NAME if `text` is "=NAME".
 
         Raises:
             ConfigurationError: there are none.
         """
-        return Results([result for result in self if text in result.summary["name"]], self.file.only(text))
+        return Results([result for result in self if selects(text, result.summary["name"])], self.file.only(text))
 
     def to_dir(self, path: str | PathLike[str]) -> None:
         """Write the folder of the runs, as `p2pfl-sim run` does; `p2pfl.load` and `p2pfl-sim report` read it.

@@ -523,16 +523,18 @@ class ScenarioFile(FileKeys, frozen=True, kw_only=True):
         return {key: value for key, value in table.items() if value is not None}
 
     def only(self, *texts: str) -> ScenarioFile:
-        """Return the scenario with only the runs whose name contains one of the texts; without texts, with all runs.
+        """Return the scenario with only the runs that one of the texts selects (see `selects`); without texts, with all.
 
         Raises:
-            ConfigurationError: a text is in no name.
+            ConfigurationError: a text selects no run.
         """
         for text in texts:
-            if not any(text in run.name for run in self.runs):
+            if not any(selects(text, run.name) for run in self.runs):
                 names = some((f'"{run.name}"' for run in self.runs), most=8)
-                raise ConfigurationError(f"no run of {self.name} has {text!r} in its name; its runs: {names}", "--only")
-        return self.part([run.name for run in self.runs if not texts or any(t in run.name for t in texts)], self.seeds)
+                missing = f"is named {text[1:]!r}" if text.startswith("=") else f"has {text!r} in its name"
+                raise ConfigurationError(f"no run of {self.name} {missing}; its runs: {names}", "--only")
+        kept = [run.name for run in self.runs if not texts or any(selects(text, run.name) for text in texts)]
+        return self.part(kept, self.seeds)
 
     def part(self, names: Container[str], seeds: Sequence[int]) -> ScenarioFile:
         """Return the scenario with only the named runs and these seeds."""
@@ -551,6 +553,11 @@ class ScenarioFile(FileKeys, frozen=True, kw_only=True):
         if not given_names(changes):
             return self
         return replace(self, path=tuple(dict.fromkeys((*self.path, self.folder, str(Path.cwd())))))
+
+
+def selects(text: str, name: str) -> bool:
+    """Return whether a text of `--only` selects the run of this name: a part of the name, or all of it after "="."""
+    return name == text[1:] if text.startswith("=") else text in name
 
 
 def jobs_of(file: ScenarioFile) -> list[Scenario]:

@@ -162,6 +162,9 @@ def test_description_names_a_form_with_other_settings():
 def test_only_selects_runs_by_name(file):
     assert [run.name for run in load(file).only("a").runs] == ["alone", "as it is"]
     assert [run.name for run in load(file).only("alone", "hot").runs] == ["alone", "hot"]
+    assert [run.name for run in load(file).only("=hot", "is").runs] == ["hot", "as it is"]
+    with pytest.raises(ConfigurationError, match="no run of study is named 'alon'; its runs: "):
+        load(file).only("=alon")
     known = 'no run of study has \'x\' in its name; its runs: "alone", "hot", "as it is"$'
     with pytest.raises(ConfigurationError, match=known):
         load(file).only("x")
