@@ -29,7 +29,8 @@ class FedAla(Personal):
     `merged` reports the mixture, as the authors' program does; `trained` is the model that the node submits.
 
     Simplified: all participants take part in every round. W is trained on all training samples, not on a random 80 % of
-    them, and for a fixed number of epochs at first; the paper trains until the loss is stable.
+    them, and for a fixed number of epochs at first; the paper trains until the loss is stable. While the shared model is
+    the node's own, as in a round that it misses, there is no W to train.
 
     Attributes:
         epochs: epochs of the model in a round.
@@ -66,6 +67,8 @@ class FedAla(Personal):
         mixed = self._mixed_values(me.layout)
         low = np.where(mixed, own, shared)  # the other layers are equal in both, so that they stay
         apart = shared - low
+        if not apart.any():
+            return shared  # any W gives this model
         before = np.ones_like(own) if self.weights is None else self.weights
         epochs = self.first_epochs if self.weights is None else 1
         start = low + before * apart

@@ -248,6 +248,18 @@ def test_fedala_takes_lower_layers_from_the_shared_model():
         assert any((mine[name] != shared[name]).any() for name in ("2.weight", "2.bias"))
 
 
+def test_fedala_trains_its_weights_first_when_a_shared_model_arrives():
+    """A node without an assignment has nothing to mix: it starts from its own model, and the first training is to come."""
+    targets, weights = {"a": 0.0, "b": 3.0, "c": 7.0}, []
+    for absent in ({1: ["c"]}, {}):
+        tasks = {id: number(y) for id, y in targets.items()}
+        policies, cast, _ = play(lambda: FedAla(lr=0.05, first_epochs=2), tasks, rounds=1, absent=absent)
+        assert [me.training.trainings for me in cast.values()] == [2, 2, 1 if absent else 2]
+        weights.append(policies["c"].weights)
+    assert weights[0] is None
+    assert 0 < weights[1][0] < 1
+
+
 def test_fedala_with_all_weights_of_the_shared_model_is_fedavg():
     _, together, _ = play(CoordinatedFedAvg)
     _, cast, _ = play(lambda: FedAla(lr=1e-12))  # the weights stay at 1
