@@ -401,7 +401,9 @@ class Node:
 
     def _reported_parameters(self) -> Parameters:
         stage = self.policy.reported_stage
-        return self.me.whole if stage == "auto" else self.peers.published.get(stage, self.me.whole)
+        if stage != "trained":  # what a policy publishes as `merged` may be another thing than its model, as in sgp
+            return self.me.whole
+        return self.peers.published.get(stage, self.me.whole)
 
     # Interface for the exchange (see p2pfl.node.exchange.base.ExchangeHost)
 

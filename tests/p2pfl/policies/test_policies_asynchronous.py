@@ -90,6 +90,14 @@ def test_sgp_reaches_the_plain_mean_on_a_directed_graph(mode):
     assert max(weights) > 1.5 * min(weights)  # without them the nodes would not reach the mean
 
 
+@pytest.mark.parametrize("policy", ["sgp", "gradient-tracking"])
+def test_result_without_evaluations_is_the_model(policy):
+    """It is not what the policy publishes at the stage `merged`: the sum of all shares, or the tracked step."""
+    found = simulate(policy={"name": policy}, rounds=3)  # evaluates the last model only
+    for node in found.nodes.values():
+        assert node.result.tobytes() == node.me.params.tobytes()
+
+
 def test_sgp_can_damp_its_steps_by_its_weight():
     graph, moved = nx.DiGraph([(0, 1), (1, 0), (0, 2), (2, 0), (1, 2)]), {}
     for damped in (False, True):
