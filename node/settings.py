@@ -183,8 +183,8 @@ def check_policy(settings: Settings, policy: Policy) -> None:
     if settings.secure_sums and not needs_only_mean(policy):
         what = "compares the models that are submitted" if isinstance(policy, Coordinated) else "has no coordinator"
         raise ConfigurationError(
-            f"the policy {type(policy).__name__} {what}; secure sums are for coordinated-fedavg, coordinated-fedprox, ditto,"
-            " apfl, per-fedavg and fedrep",
+            f"the policy {type(policy).__name__} {what}; secure sums are for coordinated-fedavg, coordinated-fedprox,"
+            " fedbn, ditto, apfl, per-fedavg, pfedme, fedala and fedrep",
             "secure_sums",
             "policy",
         )
@@ -201,7 +201,7 @@ def _check_mode(settings: Settings, policy: Policy) -> None:
     if always_waits(policy) and settings.mode == "asynchronous":
         raise ConfigurationError(
             f'the policy {type(policy).__name__} needs mode = "synchronous": nodes that do not wait would pass its rounds'
-            " without training in no time; policies for them are ad-psgd and sgp",
+            " without training in no time, or break its sums; policies for them are ad-psgd and sgp",
             "mode",
             "policy",
         )

@@ -416,8 +416,8 @@ class Policy(Protocol):
 
     A policy whose nodes must not wait for each other, because it fetches models of rounds that have not ended everywhere,
     has `asynchronous = True`; nodes refuse it with `mode = "synchronous"`. One whose nodes must wait, because some of its
-    rounds take no time, has `synchronous = True`. One that adds up what it receives has `counts_models = True`; nodes refuse
-    it with a codec that loses digits.
+    rounds take no time or because it needs the models of one round, has `synchronous = True`. One that adds up what it
+    receives has `counts_models = True`; nodes refuse it with a codec that loses digits.
 
     A policy whose nodes mix their predictions with their own samples or with other models also has `memory`
     (p2pfl.prediction_mixing). All reported figures are then those of the mixed predictions.

@@ -29,9 +29,11 @@ class GradientTracking(Dsgd):
     the second sum made at the same time as the first. With more steps d is a pseudo-gradient, as in federated averaging.
 
     A node publishes two models: x - y (stage `trained`) and y (stage `merged`), so that a round costs two models for each
-    neighbour. The sum of all y is that of all d if no model is lost; what is lost stays as a constant error. A robust
-    rule and a codec that loses digits are refused, because they would change it; so is a topology with a graph for each
-    round.
+    neighbour. The sum of all y is that of all d if the weights are doubly stochastic and no model is lost; what is lost
+    stays as a constant error, with which the nodes agree on another model than the best for all. So these are refused: a
+    robust rule, a codec that loses digits, nodes that do not wait, a topology with a graph for each round, and a budget
+    without room for two models of each neighbour. With `weights = "uniform"`, or on a directed graph, y follows a mean in
+    which some nodes count more than others.
 
     Attributes:
         weights, steps, epochs, mixing, reported_stage: see `dsgd`.
@@ -39,6 +41,7 @@ class GradientTracking(Dsgd):
     """
 
     counts_models: ClassVar[bool] = True
+    synchronous: ClassVar[bool] = True
 
     tracked: Parameters | None = field(default=None, init=False, repr=False)  # the mean of the y; None before round 1
     stepped: Parameters | None = field(default=None, init=False, repr=False)  # d of the round before
@@ -58,6 +61,14 @@ class GradientTracking(Dsgd):
             raise ConfigurationError(
                 f'the policy gradient-tracking needs robust = "none", got {me.robust!r}: a rule would change its sums'
             )
+        needed, budget = 2 * len(peers.ids), me.budget
+        size = 4 * me.layout.size
+        for limit, room in (("models", budget.models), ("held", budget.held), ("bytes", budget.bytes // size)):
+            if getattr(budget, limit) and room < needed:
+                raise ConfigurationError(
+                    f"the policy gradient-tracking needs room for {needed} models of {size:,} bytes, two of each neighbour,"
+                    f" but budget.{limit} is {getattr(budget, limit):,}; with fewer its sums would be wrong"
+                )
         return await super().prepare(me, peers)
 
     async def round(self, me: Me, peers: Peers) -> Merge:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from p2pfl.algorithms.selection import fedavg
+from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import (
     Me,
@@ -40,7 +41,9 @@ class Ifca:
     nobody trained in a round stays. A node receives one model from each peer, as with `fedavg`.
 
     The paper draws k initial models. Here model 0 is the common initial one, and in the others its values are permuted
-    within each tensor, equally on all nodes: such values have the same distribution.
+    within each tensor, equally on all nodes: random values then have the same distribution. If the initial model was
+    trained before, the others are worse than it, and all nodes choose model 0. If permuting has no effect on the loss, as
+    with zeros, a node refuses to start.
 
     Simplified: all participants take part in every round.
 
@@ -71,6 +74,12 @@ class Ifca:
 
     async def round(self, me: Me, peers: Peers) -> Merge:
         losses = await me.loss(self.models, split="train")
+        if me.round == 1 and (losses == losses[0]).all():
+            raise ConfigurationError(
+                f"the {self.clusters} models with which the policy ifca begins have the same loss, so that all nodes would"
+                " choose the first; they are the initial model with the values of each tensor permuted: start from random"
+                " values, not from zeros"
+            )
         mine = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
         trained = await me.train(self.models[mine], epochs=self.epochs)
         await peers.publish(trained, {CLUSTER: np.array([mine], np.uint64)})

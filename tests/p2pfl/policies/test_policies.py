@@ -253,7 +253,7 @@ def test_every_mark_of_built_in_gives_one_policy_its_name():
     assert all(policies.make_policy(name, {}).reported_stage for name in policies.POLICIES)
 
 
-PARTED = ("fedrep", "dfedpgp", "fedbn")  # they need a private part
+PARTED = ("fedrep", "dfedpgp")  # they need a private part
 FAIR = ("lft-fedavg", "lft-ensemble", "agnostic-fair", "fairfed", "fedfb")  # they need sensitive groups
 
 
@@ -261,8 +261,10 @@ FAIR = ("lft-fedavg", "lft-ensemble", "agnostic-fair", "fairfed", "fedfb")  # th
 def test_every_policy_trains_without_peers():
     headed = replace(TASKS["node-0"], private=["bias"])
     grouped = make_task("fairness", {"data": "synthetic", "hidden": []}, Part(0, 30), 0)
+    normalised = make_task("images", {"model": {"name": "mlp", "norm": "batch"}, "private": "norm"}, Part(0, 30), 0)
     for name in POLICIES:
         task = grouped if name in (*FAIR, "fedcmoo") else headed if name in PARTED else TASKS["node-0"]
+        task = normalised if name == "fedbn" else task
         options = {"fragments": 4} if name in ("mosaic", "divshare") else {}  # the model has 11 values
         cast, history = run_in_memory({"a": make_policy(name, options)}, {"a": task}, 3)
         assert history[-1]["a"].weights == {"a": 1.0}

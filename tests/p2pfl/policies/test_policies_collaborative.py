@@ -16,6 +16,7 @@ from p2pfl.policies.fedbn import FedBn
 from p2pfl.policies.fedrep import FedRep
 from p2pfl.policies.gradient_tracking import GradientTracking
 from p2pfl.policies.ifca import Ifca, permuted
+from p2pfl.policy import Budget
 from p2pfl.sim.api import simulate
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
@@ -58,12 +59,19 @@ def test_ifca_finds_groups_with_opposite_targets():
     assert abs(together["node-0"].params[:2]).max() < 0.5  # one model for both groups learns nothing
 
 
-def test_ifca_keeps_a_model_that_nobody_trains():
-    policies, cast, _ = play(lambda: Ifca(clusters=3), {"a": number(5.0), "b": number(5.0)})
-    start = permuted(cast["a"].initial, cast["a"].layout, np.random.default_rng(0))
-    assert start == cast["a"].initial  # a tensor of one value
-    assert [float(m[0]) for m in policies["a"].models[1:]] == [float(cast["a"].initial[0])] * 2
-    assert policies["a"].models[0] == pytest.approx(cast["a"].params)
+def test_ifca_keeps_models_that_nobody_trains():
+    policies, cast, _ = play(lambda: Ifca(clusters=3), dict.fromkeys("ab", SHIFTED["node-0"]))  # of one group
+    start, layout = cast["a"].initial, cast["a"].layout
+    assert sorted(permuted(start, layout, np.random.default_rng(0))) == sorted(start)
+    kept = [model for model in policies["a"].models if np.isin(model, start).all()]
+    assert len(kept) == 2
+    assert [model.tobytes() for model in policies["a"].models].count(cast["a"].params.tobytes()) == 1
+
+
+def test_ifca_refuses_models_that_do_not_differ():
+    """With one value in each tensor, all nodes would choose model 0 in every round, which is plain averaging."""
+    with pytest.raises(ConfigurationError, match=r"the 3 models .* have the same loss"):
+        play(lambda: Ifca(clusters=3), {"a": number(5.0), "b": number(-5.0)})
 
 
 def test_ifca_ignores_cluster_numbers_that_are_not_valid():
@@ -142,6 +150,19 @@ def test_gradient_tracking_refuses_what_changes_its_sums():
         GradientTracking(momentum=0.5)
     with pytest.raises(ValueError, match="never changes"):
         GradientTracking(weights="graph")
+    targets = {name: number(float(k)) for k, name in enumerate(NAMES)}
+    for budget in (Budget(models=9), Budget(held=9), Budget(bytes=9 * 4)):
+        with pytest.raises(ConfigurationError, match="needs room for 10 models of 4 bytes, two of each neighbour"):
+            play(GradientTracking, targets, budget=budget)
+    options = {"nodes": 3, "rounds": 1, "task": {"name": "concept-shift"}, "policy": {"name": "gradient-tracking"}}
+    with pytest.raises(ConfigurationError, match=r'GradientTracking needs mode = "synchronous"'):
+        simulate({**options, "mode": "asynchronous"})
+
+
+def test_gradient_tracking_within_a_budget_is_that_without_one():
+    targets = {name: number(float(k)) for k, name in enumerate(NAMES)}
+    found = [play(lambda: GradientTracking(steps=1), targets, budget=budget)[1] for budget in (None, Budget(models=10))]
+    assert [me.params.tobytes() for me in found[0].values()] == [me.params.tobytes() for me in found[1].values()]
 
 
 # FedBN
@@ -164,9 +185,20 @@ def test_fedbn_shares_all_layers_but_the_normalisation():
         assert len({tensors[name].tobytes() for tensors in kept}) == 3
 
 
-def test_fedbn_needs_private_normalisation():
-    with pytest.raises(ConfigurationError, match=r'set task\.private = "norm"'):
-        play(FedBn)
+@pytest.mark.parametrize(
+    ("private", "what"),
+    [
+        ([], "shares 1.weight"),
+        (["3"], "shares 1.weight"),
+        (["1.running_mean", "1.running_var"], "shares 1.weight"),
+        (["1.weight", "1.bias"], "shares 1.running_mean"),
+    ],
+)
+def test_fedbn_needs_private_normalisation(private, what):
+    with pytest.raises(ConfigurationError, match=rf'this one {what}: set task\.private = "norm"'):
+        play(FedBn, {name: replace(normed(0), private=private) for name in "ab"})
+    with pytest.raises(ConfigurationError, match="keeps no batch normalisation"):
+        play(FedBn, HEADED)
 
 
 @pytest.mark.parametrize("norm", ["batch", ""])
