@@ -62,7 +62,9 @@ class AdPsgd:
         partner = uniform(me.rng("partner"), peers.ids, 1)
         updates = await peers.models(peers.within_budget(partner), "merged")
         average = await merge(me, me.params, updates, halves(me.id, updates))
-        moved = average.params + (trained - me.params)
+        step = trained - me.params
+        step[me.layout.n_trained :] *= average.weights[me.id]  # as in the average, so that no running variance is below 0
+        moved = average.params + step
         await peers.publish(moved, stage="merged")
         return Merge(moved, average.weights)
 

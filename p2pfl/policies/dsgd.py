@@ -45,7 +45,8 @@ class Dsgd:
         steps: steps of training in each round, on batches of a new random order; 0 trains for `epochs`.
         epochs: epochs of training in each round, without `steps`.
         momentum: momentum of the node's own movement over the rounds: v = momentum * v + (trained - start), and start + v
-            is published. With one step a round it is momentum SGD.
+            is published. With one step a round it is momentum SGD. Running variances of batch norm have no momentum,
+            which could take them below 0.
         mixing: factor of the neighbours' weights; a lower one mixes more slowly.
         start_noise: standard deviation of normal noise that each node adds to the common initial model.
         reported_stage: the model that drives early stopping and is reported.
@@ -91,7 +92,7 @@ class Dsgd:
         return Merge(me.params + np.float32(self.start_noise) * noise, {me.id: 1.0})
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        moved = self._move(me.params, await self._train(me))
+        moved = self._move(me, await self._train(me))
         ids, given = peers.ids, peers.weights if self.weights in ("auto", "graph") else None
         await peers.publish(moved, reported_degree(ids) if given is None else None)
         updates = await peers.models(peers.within_budget(ids))
@@ -106,15 +107,15 @@ class Dsgd:
     def _train(self, me: Me) -> Awaitable[Parameters]:
         return me.train(epochs=self.epochs, rule=self._rule)
 
-    def _move(self, start: Parameters, trained: Parameters) -> Parameters:
-        """Return the model after the training, with momentum."""
+    def _move(self, me: Me, trained: Parameters) -> Parameters:
+        """Return the model after the training, with momentum of its trained values."""
         if not self.momentum:
             return trained
-        step = trained - start
+        step, n = trained - me.params, me.layout.n_trained
         if self.velocity is not None:
-            step += np.float32(self.momentum) * self.velocity
+            step[..., :n] += np.float32(self.momentum) * self.velocity[..., :n]
         self.velocity = step
-        return start + step
+        return me.params + step
 
     def state(self) -> dict[str, Any]:
         return {"velocity": b"" if self.velocity is None else self.velocity.tobytes()}

@@ -28,6 +28,9 @@ class GradientTracking(Dsgd):
     With one step of plain SGD (`steps = 1`) d is the step size times the gradient, and this is the paper's algorithm, with
     the second sum made at the same time as the first. With more steps d is a pseudo-gradient, as in federated averaging.
 
+    The running means and variances of batch norm follow no gradient, and are averaged as in `dsgd`: with y a variance could
+    fall below 0.
+
     A node publishes two models: x - y (stage `trained`) and y (stage `merged`), so that a round costs two models for each
     neighbour. The sum of all y is that of all d if the weights are doubly stochastic and no model is lost; what is lost
     stays as a constant error, with which the nodes agree on another model than the best for all. So these are refused: a
@@ -74,6 +77,7 @@ class GradientTracking(Dsgd):
     async def round(self, me: Me, peers: Peers) -> Merge:
         step = me.params - await self._train(me)
         y = step if self.tracked is None or self.stepped is None else self.tracked + step - self.stepped
+        y[me.layout.n_trained :] = step[me.layout.n_trained :]
         ahead, ids = me.params - y, peers.ids
         extras = reported_degree(ids)
         await peers.publish(ahead, extras)

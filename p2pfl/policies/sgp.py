@@ -43,6 +43,9 @@ class Sgp:
     and a receiver adds what is new since the last time. So the policy also holds without waiting: what a slow node has not
     fetched yet is under way, as in the overlapped variant of the paper, and neither lost nor counted twice.
 
+    The running means and variances of batch norm follow no gradient: they are always `damped`, so that a variance stays
+    above 0.
+
     A robust rule and a codec that loses digits are refused, because they would change these sums. A topology
     with a graph for each round is refused, because its weights are doubly stochastic and need no w. A member that joins
     later counts the sums since the beginning. The shares of a member that stays away wait for it: the weights of its
@@ -88,6 +91,8 @@ class Sgp:
         trained = await self.train(me)
         share = 1 / (1 + len(peers.askers))
         step = (self.weight if self.damped else 1.0) * (trained - me.params)
+        if not self.damped:
+            step[me.layout.n_trained :] *= self.weight
         x = share * (self.weight * me.params.astype(np.float64) + step)
         w = {me.id: share * self.weight}
         self.sent = x + (self.sent[0] if self.sent else 0.0), w[me.id] + (self.sent[1] if self.sent else 0.0)

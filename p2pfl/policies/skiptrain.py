@@ -64,8 +64,8 @@ class SkipTrain(Dsgd):
             trains = bool(me.rng("skip").random() < self.probability)
         return await super()._train(me) if trains else me.params
 
-    def _move(self, start: Parameters, trained: Parameters) -> Parameters:
-        return trained if trained is start else super()._move(start, trained)  # no movement in rounds without training
+    def _move(self, me: Me, trained: Parameters) -> Parameters:
+        return trained if trained is me.params else super()._move(me, trained)  # no movement in rounds without training
 
     def state(self) -> dict[str, Any]:
         return super().state() | {"probability": self.probability}

@@ -9,6 +9,7 @@ from torch import nn
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import classification, regression
+from p2pfl.policies.ad_psgd import AdPsgd
 from p2pfl.policies.dfedpgp import DFedPgp
 from p2pfl.policies.dsgd import Dsgd
 from p2pfl.policies.fedavg import FedAvg
@@ -16,6 +17,7 @@ from p2pfl.policies.fedbn import FedBn
 from p2pfl.policies.fedrep import FedRep
 from p2pfl.policies.gradient_tracking import GradientTracking
 from p2pfl.policies.ifca import Ifca, permuted
+from p2pfl.policies.sgp import Sgp
 from p2pfl.policy import Budget
 from p2pfl.sim.api import simulate
 from p2pfl.task import Part, make_task
@@ -183,6 +185,59 @@ def test_fedbn_shares_all_layers_but_the_normalisation():
     kept = [actor.private_parameters.layout.unflatten(actor.private_parameters.latest) for actor in cast.values()]
     for name in ("1.weight", "1.running_mean", "1.running_var"):
         assert len({tensors[name].tobytes() for tensors in kept}) == 3
+
+
+class Noting:
+    """A node that keeps the model of its last training."""
+
+    def __init__(self, me):
+        self._me = me
+
+    def __getattr__(self, name):
+        return getattr(self._me, name)
+
+    async def train(self, *args, **options):
+        self.last = await self._me.train(*args, **options)
+        return self.last
+
+
+def noting(policy):
+    class Policy(policy):
+        async def round(self, me, peers):
+            own = Noting(me)
+            merged = await super().round(own, peers)
+            self.last = own.last
+            return merged
+
+    return Policy
+
+
+UNKEPT = {name: replace(normed(k), private=[]) for k, name in enumerate("ab")}
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "shares"),
+    [
+        (GradientTracking, {"mixing": 0.5}, [0.25, 0.75]),
+        (Dsgd, {"momentum": 0.5}, [0.5, 0.5]),
+        (AdPsgd, {}, [0.5, 0.5]),
+        (Sgp, {}, [0.8, 0.2]),
+    ],
+)
+def test_running_variances_are_averaged_and_not_pushed(policy, options, shares):
+    """A sum with factors of either sign would take a variance below 0, and the model's outputs would be NaN."""
+    make = noting(policy)
+    policies = {name: make(**options) for name in UNKEPT}
+    n = UNKEPT["a"].layout.n_trained
+    if policy is Sgp:
+        policies["b"].weight = 0.25
+    found, _ = run_in_memory(policies, UNKEPT, 1 if policy is Sgp else 4)
+    ends = [policies["a"].last, policies["b"].last]
+    if policy is AdPsgd:  # b has trained last, and averaged with the model that a has published
+        ends[0] = found["a"].params
+    mean = np.average(ends, 0, shares)
+    assert found["b"].params[n:] == pytest.approx(mean[n:], rel=1e-4, abs=1e-5)
+    assert found["b"].params[:n] != pytest.approx(mean[:n], rel=1e-3)
 
 
 @pytest.mark.parametrize(
