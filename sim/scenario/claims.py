@@ -33,7 +33,7 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
     Attributes:
         run: the row, or several rows; the claim applies to each.
-        above: a row, several rows (all of them), or a number that the figure exceeds.
+        above: a row, several rows (all of them), or a number that the figure exceeds; an equal figure does not.
         below: the same, but greater than the figure; each claim has either `above` or `below`.
         by: the minimum difference. With several seeds, the difference must also be at least two of its standard errors.
         figure: the compared figure; by default the scenario's `figure`.
@@ -145,7 +145,8 @@ def check(claims: Sequence[Claim], figure: str, table: Sequence[Mapping[str, Any
     """Check claims against the rows of a summary's table, except rows that the table lacks.
 
     If both rows have `by_seed`, a difference is the mean over the seeds of the differences between the rows, and must be
-    at least two of its standard errors. A row without the figure is named, and does not hold the claim.
+    at least two of its standard errors. A row without the figure is named, and does not hold the claim; so is a row that
+    has it with some seeds only, such as the rounds to a target that the others miss, because its mean is one of these seeds.
     """
     rows = {row["name"]: row for row in table}
     found = []
@@ -155,8 +156,10 @@ def check(claims: Sequence[Claim], figure: str, table: Sequence[Mapping[str, Any
             for other in claim.others:
                 if name in rows and (isinstance(other, float | int) or other in rows):
                     pair = [name, *([other] if isinstance(other, str) else [])]
-                    if lacking := [row for row in pair if not has_figure(rows[row], compared)]:
-                        found.append(Checked(f"no figure {compared} for {'; '.join(lacking)}", False, False, missing=True))
+                    if lacking := [row for row in pair if not _with_every_seed(rows[row], compared)]:
+                        seeds = " with every seed" if all(has_figure(rows[row], compared) for row in lacking) else ""
+                        text = f"no figure {compared}{seeds} for {'; '.join(lacking)}"
+                        found.append(Checked(text, False, False, missing=True))
                         continue
                     than = (other, float(other) if isinstance(other, float | int) else figure_of(rows[other], compared))
                     error = _standard_error(rows[name], rows.get(str(other)), compared)
@@ -168,6 +171,12 @@ def figures_in(figure: str, printed: Iterable[str], compared: Sequence[Claim | A
     """Return the figures of a row that a scenario compares: the mean, its `figure`, `printed` ones, and others."""
     others = (each.figures if isinstance(each, Answer) else [each.figure] for each in compared)
     return list(dict.fromkeys([MEAN, figure, *printed, *(each for found in others for each in found if each)]))
+
+
+def _with_every_seed(row: Mapping[str, Any], figure: str) -> bool:
+    """Return whether a row has a figure, and with each seed; a row without `by_seed` does not say the latter."""
+    of_seeds: Container[str] = row.get("by_seed", (figure,))
+    return has_figure(row, figure) and figure in of_seeds
 
 
 def _standard_error(row: Mapping[str, Any], other: Mapping[str, Any] | None, figure: str) -> float:
@@ -193,10 +202,11 @@ def _compare(claim: Claim, figure: str, row: tuple[str, float], against: tuple[s
     above = claim.above is not None
     by = max(claim.by, ERRORS * error)
     difference = value - than if above else than - value
-    held = difference >= by
+    held = difference >= by and difference > 0
     margin = f" {'+' if above else '-'} {by:.3g}" if by else ""
     compared = f"{other} {number(than)}" if isinstance(other, str) else number(than)
-    text = f"{_of(figure)}{name} {number(value)} {'>=' if above else '<='} {compared}{margin}"
+    sign = (">" if above else "<") + "=" * bool(by)
+    text = f"{_of(figure)}{name} {number(value)} {sign} {compared}{margin}"
     decided = held or difference + ERRORS * error < claim.by or not error
     return Checked(f"{text} (paper)" if claim.paper else text, held, held == claim.holds, decided)
 
@@ -232,7 +242,7 @@ def figure_of(row: Mapping[str, Any], figure: str) -> float:
 
 
 def has_figure(row: Mapping[str, Any], figure: str) -> bool:
-    """Return whether a row of a summary's table has a figure."""
+    """Return whether a row of a summary's table has a figure, which is a finite number."""
     return _find(row, figure) is not None
 
 
@@ -240,4 +250,5 @@ def _find(row: Mapping[str, Any], figure: str) -> float | None:
     value: Any = row
     for key in figure.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
-    return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    known = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    return float(value) if known else None

@@ -100,7 +100,7 @@ def test_reproduce_short_runs_and_checks_claims(study, capsys):
     assert code == 0
     assert "study, form short: 1 row in " in out
     assert "    alone 0." in out
-    assert ">= 0.050: held" in out
+    assert "> 0.050: held" in out
     assert out.endswith("1 done, 0 skipped, 0 failed\n")
     assert json.loads(Path("again/study-short/summary.json").read_text())["runs"][0]["nodes"] == 3
     code, out, _ = describe(capsys, "--short", "--out", "again", "--record")
@@ -118,7 +118,7 @@ def test_reproduce_with_unexpected_claim_exits_with_1(study, capsys):
     study("study", old="above = 0.05", new='above = 1.05\nholds = false\nreason = "few rounds"')
     code, out, _ = describe(capsys, "--short", "--out", "again")
     assert code == 0
-    assert ">= 1.050: not held\n" in out
+    assert "> 1.050: not held\n" in out
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def describe(claim, **keys):
 
 def test_claim_compares_row_with_margin():
     claim = {"run": "with peers", "above": "alone"}
-    assert describe(claim) == ["with peers 3.00 >= alone 1.000: held"]
+    assert describe(claim) == ["with peers 3.00 > alone 1.000: held"]
     assert describe(claim | {"by": 2.0}) == ["with peers 3.00 >= alone 1.000 + 2: held"]
     assert describe(claim | {"by": 2.1}) == [
         "with peers 3.00 >= alone 1.000 + 2.1: not held, but the scenario states the opposite"
@@ -37,10 +37,10 @@ def test_claim_compares_row_with_margin():
 
 
 def test_claim_compares_each_row_with_each_other():
-    claim = {"run": ["with peers", "fedavg"], "above": ["alone", "fedavg"]}
-    assert [line.rpartition(": ")[2].split(",")[0] for line in describe(claim)] == ["held", "held", "held", "held"]
+    claim = {"run": ["with peers", "fedavg"], "above": ["alone", "fedavg"]}  # no row is above itself
+    assert [line.rpartition(": ")[2].split(",")[0] for line in describe(claim)] == ["held", "held", "held", "not held"]
     assert len(describe(claim)) == 4
-    assert describe({"run": "alone", "below": 1.5}) == ["alone 1.000 <= 1.500: held"]
+    assert describe({"run": "alone", "below": 1.5}) == ["alone 1.000 < 1.500: held"]
 
 
 def test_claim_compares_named_figure():
@@ -52,6 +52,30 @@ def test_claim_compares_named_figure():
     with pytest.raises(ConfigurationError, match=r"row 'alone' has no figure 'objectives.igd'"):
         figure_of(TABLE[0], "objectives.igd")
     assert describe({"run": "alone", "above": 1, "figure": "objectives.igd"}) == ["no figure objectives.igd for alone"]
+
+
+def test_equal_figures_are_neither_above_nor_below():
+    said = "not held, but the scenario states the opposite"
+    assert describe({"run": "alone", "above": 1.0}) == [f"alone 1.000 > 1.000: {said}"]
+    assert describe({"run": "alone", "below": 1.0}) == [f"alone 1.000 < 1.000: {said}"]
+    assert by_seed([1.0, 2.0], [1.0, 2.0]).verdict == "not held"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_figure_that_is_not_finite_is_none(value):
+    """In summary.json it is null."""
+    found = check(claimed({"run": "alone", "above": "fedavg"}).claims, "mean", [{"name": "alone", "mean": value}, TABLE[2]])
+    assert [(str(each), each.verdict) for each in found] == [("no figure mean for alone", "")]
+
+
+def test_claim_needs_the_figure_with_every_seed():
+    """One of two seeds never reached the target: the rounds of the other do not decide."""
+    table = [
+        {"name": "alone", "reached": {"round": 9.0}, "by_seed": {"mean": [0.5, 0.9]}},
+        {"name": "fedavg", "reached": {"round": 30.0}, "by_seed": {"mean": [0.8, 0.9], "reached.round": [28.0, 32.0]}},
+    ]
+    (found,) = check(claimed({"run": "alone", "below": "fedavg", "figure": "reached.round"}).claims, "mean", table)
+    assert (str(found), found.stated, found.verdict) == ("no figure reached.round with every seed for alone", False, "")
 
 
 def test_claim_may_state_that_it_does_not_hold():
