@@ -44,8 +44,12 @@ The next two count the rows measured in the full form, and in a shorter form onl
 A figure is within two deviations if it differs from the printed one by at most two standard
 deviations over the seeds; rows with one seed, or without recorded values by seed, are not counted.
 The last column counts the paper's claims on the order of rows that hold, of all that have a
-scenario, each in the longest form that was measured."""
+scenario, each in the longest form that was measured. For rows with one seed, or without recorded
+values by seed, the difference of the means decides. Rows and claims that repeat those of a table
+with other options or seeds, such as `dac-synthetic-default`, count again."""
 FILE = SHIPPED.resolve().parents[1] / "results" / "measured.json"  # in a checkout; missing if p2pfl is installed
+EQUAL = "equal."  # figures of a row at what all rows of its run have spent
+TOGETHER = "it is taken at what all rows have spent, so they must be run together"
 LEFT_OUT = "paper", "seed", "varied", "device"  # settings of a run that do not determine its figures
 Form = tuple[str, ScenarioFile]
 """A form of a shipped scenario: its name, and the scenario in this form."""
@@ -76,7 +80,10 @@ class CatalogueEntry:
     @property
     def figure(self) -> str:
         """Return the name of the compared figure; empty for the mean of the test metric."""
-        return "" if self.file.figure == MEAN else self.file.figure.rpartition(".")[2]
+        named = self.file.figure
+        if named.startswith(EQUAL):
+            return named.replace(".", " ")  # "seconds" would be taken for the figure
+        return "" if named == MEAN else named.rpartition(".")[2]
 
     @property
     def decimals(self) -> int:
@@ -396,19 +403,26 @@ def take(folder: Path, book: Path) -> str:
     run = load(str(folder / SCENARIO))
     form = _form(str(folder), name, run)
     figures = _add(book, form, run, summary, str(folder))
-    lacking = without_figure(rows_without(summary["table"], form[1].figure), form[1].figure)
+    lacking = without_figure(form[1], summary["table"])
     return f"{name}, form {form[0]}: {'; '.join(filter(None, [', '.join(figures), lacking]))}"
 
 
-def rows_without(table: Iterable[Mapping[str, Any]], figure: str) -> list[str]:
-    """Return the rows of a summary's table that lack a figure, such as that at equal time of a row on its own."""
+def without_figure(whole: ScenarioFile, table: Sequence[Mapping[str, Any]]) -> str:
+    """Return that rows of a summary's table have no figure to record, and why; "" if all have one.
+
+    Args:
+        whole: the form that the run belongs to.
+    """
+    rows = _rows_without(_comparable(whole, table), whole.figure)
+    why = ""
+    if whole.figure.startswith(EQUAL):
+        part = len(table) < len(whole.rows())
+        why = f": {TOGETHER}" if part else ": some node had not ended its first round by then"
+    return f"no figure {whole.figure} for {some(rows, sign='; ')}{why}" if rows else ""
+
+
+def _rows_without(table: Iterable[Mapping[str, Any]], figure: str) -> list[str]:
     return [row["name"] for row in table if not has_figure(row, figure)]
-
-
-def without_figure(rows: Sequence[str], figure: str) -> str:
-    """Return that rows have no figure to record, and why; "" without rows."""
-    why = ": some node had not ended its first round by then" if figure.startswith("equal.") else ""
-    return f"no figure {figure} for {some(rows, sign='; ')}{why}" if rows else ""
 
 
 class RowRecorder:
@@ -462,8 +476,7 @@ class RowRecorder:
             ConfigurationError: the figures cannot be written.
         """
         _add(self._book, self._form, file, summary, "this run")
-        figure = self._form[1].figure
-        return without_figure(rows_without(summary["table"], figure), figure)
+        return without_figure(self._form[1], summary["table"])
 
 
 def form_of(file: ScenarioFile) -> Form:
@@ -488,7 +501,7 @@ def without_recorded(file: ScenarioFile, book: Path, *, different_bits: bool = F
     Raises:
         ConfigurationError: the runs belong to no form of a shipped scenario, or the file cannot be read.
     """
-    form, _ = form_of(file)
+    form, whole = form_of(file)
     known = load_measured(book).get(file.name, {}).get(form, Measured())
     figures = known.figures if known.seeds == [*file.seeds] else {}
     again, inputs = Recomputed(), RunInputs(file)
@@ -498,10 +511,13 @@ def without_recorded(file: ScenarioFile, book: Path, *, different_bits: bool = F
             if changes := known.inputs[row].changes(_content(runs, files, versions()), different_bits=different_bits):
                 again.add(row, changes)
     kept = [row for row in file.rows() if row in figures and row not in again.names]
+    together: list[str] = []
+    if whole.figure.startswith(EQUAL) and 0 < len(kept) < len(file.rows()):
+        together, kept = [f"all rows were computed again, because of the figure {whole.figure}: {TOGETHER}"], []
     left = file.part([run.name for run in file.runs if run.row not in kept], file.seeds)
     unknown = [row for row in kept if row not in known.inputs]
     note = [f"recorded by an earlier version, so changes of their inputs are not known: {some(unknown)}"] if unknown else []
-    return replace(left, notes=(*left.notes, *again.lines(), *note))
+    return replace(left, notes=(*left.notes, *again.lines(), *together, *note))
 
 
 def _content(runs: Sequence[Scenario], files: Mapping[str, str], found: Mapping[str, str]) -> Content:
@@ -527,28 +543,50 @@ def _add(book: Path, form: Form, run: ScenarioFile, summary: Mapping[str, Any], 
     name, whole = form
     rows = {row: [each.name for each in runs] for row, runs in run.rows().items()}
     complete = {row for row, runs in whole.rows().items() if [each.name for each in runs] == rows.get(row)}
-    complete -= set(rows_without(summary["table"], whole.figure))
-    figures = {row["name"]: figure_of(row, whole.figure) for row in summary["table"] if row["name"] in complete}
+    table = _comparable(whole, summary["table"])
+    complete -= set(_rows_without(table, whole.figure))
+    figures = {row["name"]: figure_of(row, whole.figure) for row in table if row["name"] in complete}
     if not figures:
         return {}
     known = load_measured(book).get(whole.name, {}).get(name, Measured())
     if len(known.seeds) > len(summary["seeds"]) and known.figures:
         there, recorded = count(len(summary["seeds"]), "seed"), count(len(known.seeds), "seed")
         raise ConfigurationError(f"{origin} has {there}; {recorded} are already recorded for {whole.name}")
-    found = by_seed(row for row in summary["table"] if row["name"] in complete)
+    found = by_seed(row for row in table if row["name"] in complete)
     inputs = {}
     for row in complete:
         of_runs = [each.get("inputs", {}) for each in summary["runs"] if each["name"] in rows[row]]
         digests = {name: digest for each in of_runs for name, digest in each.items()}
         inputs[row] = _content(run.rows()[row], digests, summary.get("versions", {}))
     if known.seeds == summary["seeds"]:
-        found = {figure: known.by_seed.get(figure, {}) | rows for figure, rows in found.items()}
-        updated = replace(known, figures=known.figures | figures, version=summary["version"], by_seed=known.by_seed | found)
+        changed = {row for row in complete if known.inputs.get(row) != inputs[row]}  # what they lack now is of other inputs
+        kept = {
+            figure: {row: values for row, values in of.items() if row not in changed} for figure, of in known.by_seed.items()
+        }
+        found = {figure: kept.get(figure, {}) | found.get(figure, {}) for figure in {**kept, **found}}
+        found = {figure: of for figure, of in found.items() if of}
+        updated = replace(known, figures=known.figures | figures, version=summary["version"], by_seed=found)
         updated = replace(updated, inputs=known.inputs | inputs)
     else:
         updated = Measured(None, known.cores, summary["seeds"], summary["version"], figures, found, inputs)
     record(book, whole.name, name, updated)
     return figures
+
+
+def _comparable(whole: ScenarioFile, table: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of a summary's table; of a part of a form, without the figures at equal measures.
+
+    The measures are what all rows of a run have spent. Those of another part differ, and so do the figures at them.
+    """
+    rows = list(table)
+    if {row["name"] for row in rows} == {*whole.rows()}:
+        return rows
+
+    def without(row: Mapping[str, Any]) -> Mapping[str, Any]:
+        of_seeds = {name: values for name, values in row.get("by_seed", {}).items() if not name.startswith(EQUAL)}
+        return {key: of_seeds if key == "by_seed" else value for key, value in row.items() if key != "equal"}
+
+    return [without(row) for row in rows]
 
 
 def by_seed(table: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
@@ -561,12 +599,15 @@ def by_seed(table: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[floa
 
 
 def _form(origin: str, name: str, run: ScenarioFile) -> Form:
-    """Return the form of a scenario that a run belongs to."""
+    """Return the form that a run belongs to: of those with its settings the one with its seeds, else the first."""
     forms = {form: load(name, [f"form={form}"]) for form in ("full", *load(name).forms) if form != "smoke"}
+    alike: list[Form] = []
     for form, whole in forms.items():
         known = {each.name: _settings(each) for each in whole.runs}
         if all(known.get(each.name) == _settings(each) for each in run.runs):
-            return form, whole
+            alike.append((form, whole))
+    if alike:
+        return next((each for each in alike if {*each[1].seeds} == {*run.seeds}), alike[0])
     raise ConfigurationError(f"{origin} holds a run of {name} that matches none of its current forms: {', '.join(forms)}")
 
 

@@ -258,7 +258,7 @@ def run(
                 _carry_out(file, form, folder, command, more)
             if begun or len(left.runs) < len(whole.runs):
                 outcome.seconds = 0.0
-        _stopping(outcome, file, folder)
+        _stopping(outcome, file, whole, folder)
     except Exception as error:  # a scenario that fails does not stop the others
         line = str(error) if isinstance(error, ConfigurationError | RunError) else f"{type(error).__name__}: {error}"
         outcome.state = "skipped" if _missing(error) else "failed"
@@ -290,16 +290,21 @@ def _carry_out(file: ScenarioFile, form: str, folder: Path, command: Command, op
         raise RunError(f"the command ended with exit code {code}")
 
 
-def _stopping(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
-    """Read the results of a run, and check them."""
-    from p2pfl.sim.reproduction import by_seed, rows_without, without_figure
+def _stopping(outcome: Outcome, file: ScenarioFile, whole: ScenarioFile, folder: Path) -> None:
+    """Read the results of a run, and check them.
+
+    Args:
+        file: the scenario, whose claims are checked.
+        whole: its form.
+    """
+    from p2pfl.sim.reproduction import by_seed, without_figure
     from p2pfl.sim.results.tables import SUMMARY
     from p2pfl.sim.scenario.claims import check, figure_of, has_figure
 
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     outcome.seeds = summary["seeds"]
     table = summary["table"]
-    outcome.lacking = without_figure(rows_without(table, file.figure), file.figure)
+    outcome.lacking = without_figure(whole, table)
     outcome.figures = {row["name"]: figure_of(row, file.figure) for row in table if has_figure(row, file.figure)}
     outcome.by_seed = by_seed(summary["table"])
     expired = sum(run.get("deadlines_expired", 0) for run in summary["runs"])

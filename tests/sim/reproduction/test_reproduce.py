@@ -258,6 +258,65 @@ def test_row_without_the_figure_is_named_and_the_others_are_recorded(study):
     assert reproduction.load_measured(reproduction.FILE)["study"]["short"].figures == {"alone": 0.5}
 
 
+def _summary(rows, **inputs):
+    """Return what is recorded of a summary with one seed: rows with their figures, and the digest of the file of each."""
+    table = [{"name": row, "by_seed": {name: [value] for name, value in of.items()}} | of for row, of in rows.items()]
+    runs = [{"name": row, "inputs": {"task.data d.csv": digest}} for row, digest in inputs.items()]
+    return {"table": table, "runs": runs, "seeds": [0], "version": "1"}
+
+
+def test_figures_at_equal_measures_are_recorded_of_whole_runs_only(study):
+    """The measures of a part are what its own rows have spent, so its figures cannot stand next to the others."""
+    study("study", TWO_ROWS + '[[run]]\nname = "last"\n', old='table = "table 7"', new='figure = "equal.seconds"')
+    file = load("study", ["form=short"])
+    table = [{"name": name, "equal": {"seconds": 0.5}, "by_seed": {"equal.seconds": [0.5]}} for name in file.rows()]
+    summary = {"table": table[:2], "runs": [], "seeds": [0], "version": "1"}
+    part = file.part(["alone", "together"], [0])
+    assert RowRecorder(part, reproduction.FILE, {}).ended(part, summary) == (
+        "no figure equal.seconds for alone; together: it is taken at what all rows have spent, so they must be run together"
+    )
+    assert reproduction.load_measured(reproduction.FILE) == {}
+    assert RowRecorder(file, reproduction.FILE, {}).ended(file, summary | {"table": table}) == ""
+    kept = reproduction.load_measured(reproduction.FILE)["study"]["short"]
+    assert kept.by_seed == {"equal.seconds": {"alone": [0.5], "together": [0.5], "last": [0.5]}}
+    reproduction.record(reproduction.FILE, "study", "short", replace(kept, inputs={}))  # as of an earlier version
+    assert without_recorded(file, reproduction.FILE).runs == ()
+    figures = {row: value for row, value in kept.figures.items() if row != "last"}
+    reproduction.record(reproduction.FILE, "study", "short", replace(kept, figures=figures, inputs={}))
+    left = without_recorded(file, reproduction.FILE)
+    assert [run.name for run in left.runs] == ["alone", "together", "last"]
+    assert left.notes[-1].startswith("all rows were computed again, because of the figure equal.seconds: ")
+
+
+def test_row_of_other_inputs_keeps_no_figure_of_the_old_ones(study):
+    study("study", TWO_ROWS)
+    file = load("study", ["form=short"])
+    recorder = RowRecorder(file, reproduction.FILE, {})
+    rows = {"alone": {"mean": 0.5, "bytes": 7.0}, "together": {"mean": 0.6, "bytes": 8.0}}
+    recorder.ended(file, _summary(rows, alone="a", together="b"))
+    rows = {"alone": {"mean": 0.7}, "together": {"mean": 0.6}}
+    recorder.ended(file, _summary(rows, alone="changed", together="b"))
+    kept = reproduction.load_measured(reproduction.FILE)["study"]["short"]
+    assert kept.by_seed == {"mean": {"alone": [0.7], "together": [0.6]}, "bytes": {"together": [8.0]}}
+
+
+def test_figure_that_is_not_finite_is_not_recorded(study):
+    """JSON has no text for it, and null is no figure of the file."""
+    study("study", TWO_ROWS)
+    file = load("study", ["form=short"])
+    recorder = RowRecorder(file, reproduction.FILE, {})
+    said = recorder.ended(file, _summary({"alone": {"mean": float("nan")}, "together": {"mean": 0.6}}))
+    assert said == "no figure mean for alone"
+    assert reproduction.load_measured(reproduction.FILE)["study"]["short"].figures == {"together": 0.6}
+
+
+def test_form_that_differs_in_seeds_only_is_found_by_them(study):
+    study("study", old="nodes = 3", new="seeds = [0, 1]")
+    whole, short = load("study"), load("study", ["form=short"])
+    assert [reproduction.form_of(each)[0] for each in (whole, short)] == ["full", "short"]
+    assert reproduction.form_of(replace(whole, seeds=(0, 1, 2)))[0] == "full"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
