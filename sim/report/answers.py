@@ -88,9 +88,9 @@ class _Compared:
     @property
     def side(self) -> str:
         """Return the side of the other on which the row is, one of SIDES."""
-        if self.spread is None or 0 < abs(self.margin) <= self.spread:
+        if self.spread is None or (self.margins.any() and abs(self.margin) <= self.spread):
             return "not decided"
-        return "equal" if not self.margins.any() else "above" if self.margin > 0 else "below"
+        return "above" if self.margin > 0 else "below" if self.margin < 0 else "equal"
 
 
 def question_of(summary: Summary) -> Question:

@@ -438,17 +438,19 @@ def _change(each: Comparison, cause: str) -> str:
         return f"{start} changes nothing: both runs have the same events."
     places = places_of([each.first, each.second])[each.first.metric]
     before, after = (number(_mean(values), places) for values in (each.before, each.after))
-    metric = f"the test {each.first.metric}"
-    if before == after:
+    metric, margin = f"the test {each.first.metric}", number(abs(each.mean), places)
+    doubt = "not decided, because a single seed has no spread"
+    if each.spread is not None:
+        spread = number(each.spread, places)
+        if each.decided:  # by digits that the means may not have
+            margin, spread = apart(number, places, abs(each.mean), each.spread)
+        spread = f"the spread of {spread} over {count(len(each.seeds), 'seed')}"
+        doubt = f"more than {spread}" if each.decided else f"not decided: within {spread}"
+    if before == after and not each.decided:
         effect = f"leaves {metric} at {after}"
     else:
         way = "raises" if each.mean > 0 else "lowers"
-        effect = f"{way} {metric} by {number(abs(each.mean), places)} ({after} instead of {before})"
-    if each.spread is None:
-        doubt = "not decided, because a single seed has no spread"
-    else:
-        spread = f"the spread of {number(each.spread, places)} over {count(len(each.seeds), 'seed')}"
-        doubt = f"more than {spread}" if each.decided else f"not decided: within {spread}"
+        effect = f"{way} {metric} by {margin} ({after} instead of {before})"
     return f"{start} {effect}, {doubt}{_bytes([each])}{_sooner(each)}."
 
 

@@ -107,6 +107,13 @@ def test_answer_says_once_that_nothing_is_decided():
     assert found == "Not decided. Test accuracy, against none (0.70): b 0.70 (+0.00 ± 0.14)."
 
 
+def test_margins_that_cancel_are_not_decided():
+    """Their mean is 0, and no row is below the other."""
+    answer = {"run": "a", "against": "none", "yes": "below"}
+    found, _ = answers({"a": [3.0, 5.0, 4.0], "none": [4.0, 4.0, 4.0]}, [answer])
+    assert found.startswith("Not decided. ")
+
+
 def test_answer_of_one_seed_is_not_decided_and_says_what_is_missing():
     found = answers({"a": [0.9], "none": [0.7]}, [{"run": "a", "against": "none", "yes": "above"}])
     found = [each.replace("three", "3") for each in found]

@@ -318,6 +318,13 @@ def test_effect_within_its_spread_is_not_decided():
     assert f"{WORDS} leaves the test accuracy at 0.900, not decided" in effect([0.9], [0.90001])
 
 
+def test_small_effect_that_is_decided_is_said_with_its_digits():
+    assert effect([0.90, 0.91, 0.92], [0.9001, 0.9102, 0.9203]) == (
+        f"ring: {WORDS} raises the test accuracy by 0.0002 (0.910 instead of 0.910), more than the spread of 0.0001 over"
+        " 3 seeds; 90 % fewer bytes are sent."
+    )
+
+
 def test_effect_names_the_target_that_both_runs_reach():
     runs = [run("ring", 0.9, k, reached=(4, 16.66, 1)) for k in (0, 1)]
     runs += [run("ring/.1N", 0.8, k, sent=500, reached=(5 + k, 11.6, 1)) for k in (0, 1)]
