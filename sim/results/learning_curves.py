@@ -289,6 +289,6 @@ def _curve(seeds: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndar
             means = np.full((len(seeds), last), np.nan)
             for row, table in zip(means, seeds, strict=True):
                 row[: len(table)] = np.nanmean(table, axis=1)
-            mean, spread = np.nanmean(means, axis=0), np.nanstd(means, axis=0)
+            mean, spread = np.nanmean(means, axis=0), np.nanstd(means, axis=0, ddof=1)
     found = np.isfinite(mean)
     return np.arange(1, last + 1)[found], mean[found], spread[found]

@@ -451,7 +451,7 @@ def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
         "mean": float(values.mean()),
         "std": float(values.std()),
         "variance": float(values.var()),
-        "worst_decile": float(worst_first[: max(1, len(values) // 10)].mean()),
+        "worst_decile": nan if np.isnan(values).any() else float(worst_first[: max(1, len(values) // 10)].mean()),
         "nodes": every.tolist(),
         "per_group": by_group,
         **({"without_data": without_data} if without_data else {}),
@@ -654,7 +654,8 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
     per_group = _per_group(tests)
     if len(per_group) > 1:
         row["per_group"] = per_group
-    if also := {of for run in mine for of in run.get("extra_metrics", ())}:
+    each = [run.get("extra_metrics", {}) for run in mine]
+    if also := {of for metrics in each for of in metrics if all(of in others for others in each)}:  # see pooled_r2
         row["extra_metrics"] = {
             of: float(np.mean([run["extra_metrics"][of]["mean"] for run in mine])) for of in sorted(also)
         }

@@ -427,6 +427,16 @@ def test_summary_of_nodes_without_test_data_has_nulls(tmp_path):
 
 
 @pytest.mark.slow
+def test_worst_tenth_counts_no_other_nodes_than_the_mean():
+    """One of three nodes has no test data: there is no mean, and the worst of the others is not the worst node."""
+    task = {"name": "tests.sim.results.test_results:partly_tested"}
+    found = results.result_of(run(resolve({"nodes": 3, "rounds": 1, "task": task}, [], "t", ".").runs[0])).summary["test"]
+    assert found["without_data"] == [0]
+    assert np.isfinite(found["nodes"][1:]).all()
+    assert np.isnan([found["mean"], found["worst_decile"]]).all()
+
+
+@pytest.mark.slow
 def test_test_by_snapshot_is_from_best_validation_round(folder):
     for name in ("together", "alone"):
         found, means = entry(folder, name), {}
@@ -467,6 +477,13 @@ def untested(part, seed):
 
     data = np.random.default_rng(part.index).normal(size=(2, 8, 1)).astype(np.float32)
     return p2pfl.regression(lambda: nn.Linear(1, 1), tuple(data))
+
+
+def partly_tested(part, seed):
+    from torch import nn
+
+    data = tuple(np.random.default_rng(part.index).normal(size=(2, 8, 1)).astype(np.float32))
+    return p2pfl.regression(lambda: nn.Linear(1, 1), data, test=None if part.index == 0 else data)
 
 
 # rounds.parquet

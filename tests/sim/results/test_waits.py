@@ -5,7 +5,7 @@ import pytest
 
 from p2pfl.sim.results.results import result_of, summarise
 from p2pfl.sim.results.summary_metrics import waits
-from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.sim.scenario.scenario import jobs_of, resolve
 from p2pfl.sim.scenario.sweep import parse, sweep
 from tests.support.simulated import run
 
@@ -95,3 +95,14 @@ def test_pooled_r2_compares_the_errors_with_the_spread_of_all_test_rows(tmp_path
     errors = sum(len(own) * mse for own, mse in zip(y, entry["test"]["nodes"], strict=True))
     assert found["r2_pooled"]["mean"] == pytest.approx(1 - errors / (np.concatenate(y).var() * sum(map(len, y))))
     assert (found["r2_pooled"]["mean"] == pytest.approx(found["r2"]["mean"])) == (nodes == 1)
+
+
+def test_row_has_the_metrics_that_every_seed_has():
+    """A seed in which some node has no test rows has no pooled r2; a mean of the others is not that of the row."""
+    file = resolve(LOSSY | {"seeds": [0, 1]}, (), "test", ".")
+    found = [result_of(run(job)) for job in jobs_of(file)]
+    r2 = {"mean": 0.5, "nodes": []}
+    found[0].summary["extra_metrics"] = {"r2": r2, "r2_pooled": r2}
+    found[1].summary["extra_metrics"] = {"r2": r2}
+    (row,) = summarise(file, found)["table"]
+    assert row["extra_metrics"] == {"r2": 0.5}
