@@ -30,6 +30,13 @@ _STRING_OR_COMMENT = re.compile(
 )
 _KEY = re.compile(r"[^=,{}\[\]\n]+")  # a key or a value, in a text without strings and comments
 _TOO_DEEP = f"tables and lists are nested more than {DEEPEST} deep"
+_REMEDIES = {
+    "Cannot mutate immutable namespace": "a table in braces ends with them: write the key inside",
+    "Cannot declare": "the table is there already: write all of its keys in one place",
+    "Cannot overwrite": "the key is there already: remove one of the two",
+    "Invalid value": 'write a value after =, and a text in quotes, as in name = "dac"',
+}
+"""By the beginning of a message of `tomllib` that names no remedy, the remedy."""
 KEPT = {"attack": ("share", "nodes")}
 """By table, the keys that are no options of what the table names."""
 
@@ -38,14 +45,16 @@ def read(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
-        ConfigurationError: the file cannot be read or parsed; the text contains the line.
+        ConfigurationError: the file cannot be read or parsed; the text contains the line, and the remedy for frequent
+            mistakes.
     """
     try:
         return parse(SYSTEM.read(path, LONGEST + 1))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+        remedies = (f"; {remedy}" for beginning, remedy in _REMEDIES.items() if str(error).startswith(beginning))
+        raise ConfigurationError(f"{path}: {error}{next(remedies, '')}") from error
 
 
 def parse(content: bytes) -> dict[str, Any]:

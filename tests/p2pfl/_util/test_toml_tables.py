@@ -72,3 +72,20 @@ def test_set_option_has_the_limits_of_toml(capsys, change):
     assert code == 2
     assert err.startswith("command line: nodes: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ('task = { name = "digits" }\ntask.samples = 40', "write the key inside"),
+        ('task = { name = "digits" }\n[task]\nsamples = 40', "write all of its keys in one place"),
+        ('[task]\nname = "digits"\n[task]\nsamples = 40', "write all of its keys in one place"),
+        ("nodes = 3\nnodes = 4", "remove one of the two"),
+        ("policy = local", "a text in quotes"),
+    ],
+)
+def test_frequent_mistakes_of_toml_come_with_the_remedy(tmp_path, text, remedy):
+    path = tmp_path / "study.toml"
+    path.write_text(f"{text}\n")
+    with pytest.raises(ConfigurationError, match=rf"study\.toml: .* \(at .*\); .*{remedy}"):
+        toml_tables.read(path)
