@@ -161,7 +161,7 @@ def _add_leave(federations: Any) -> None:
     approval.add_argument(
         "--yes",
         action="store_true",
-        help="leave a federation with other members without its admission key, without a question",
+        help="leave without a question, even if the other members then have no admission key",
     )
     add_output(leave)
     leave.set_defaults(do=_leave)
