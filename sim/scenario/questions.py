@@ -48,6 +48,7 @@ PROBLEM = (
 TRAINING = (  # keys of a task that say how a node trains, not what it learns
     *("lr", "momentum", "optimizer", "model", "batch_size", "private", "hidden", "output", "initial", "head", "sharpness"),
     *("penalty", "kept", "communicated", "personal", "steps", "rounds", "explore_rounds", "explore_least"),
+    *("settings", "targets"),  # of deep reinforcement learning
 )
 BUDGETS = ("models", "bytes", "seconds", "trainings", "joules")  # kinds of limits in `within`
 TUNED = "against"  # option of an attack that searches: the rule that it assumes, which rows of different rules choose

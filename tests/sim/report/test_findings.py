@@ -600,7 +600,18 @@ def test_rows_of_shipped_scenarios_are_separated_by_their_problem(scenario, size
     assert sorted(problems.values()) == sorted(sizes)
 
 
-@pytest.mark.parametrize("key", ["task.momentum", "task.steps", "task.kept", "attack.against", "attack.against.share"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "task.momentum",
+        "task.steps",
+        "task.kept",
+        "task.targets",
+        "task.settings.gamma",
+        "attack.against",
+        "attack.against.share",
+    ],
+)
 def test_settings_of_training_and_of_a_tuned_attack_are_no_problem(key):
     assert not of_problem(key)
     assert all(
