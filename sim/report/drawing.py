@@ -14,6 +14,7 @@ import numpy as np
 from p2pfl._util.atomic_files import reason
 from p2pfl._util.printable import plural
 from p2pfl.errors import ConfigurationError, MissingRequirementError, unknown
+from p2pfl.sim.formatting import some
 from p2pfl.sim.report.collaboration import MOST_EDGES, MOST_GRAPHS, MOST_NODES, graph_to_place, place_nodes
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.series import Figure, gather
@@ -73,7 +74,8 @@ def plot(folder: Path, name: str, out: Path, only: Sequence[str] = (), view: str
     picked = {run for run, label in labels.items() if any(selects(text, name) for text in only for name in (run, label))}
     chosen = {run: label for run, label in labels.items() if not only or run in picked}
     if not chosen:
-        raise ConfigurationError(f"no run has {' or '.join(map(repr, only))} in its name")
+        names = some(labels.values(), most=8, sign="; ")
+        raise ConfigurationError(f"no run is selected by --only {' --only '.join(only)}; the runs: {names}")
     drawing = _new_drawing("plot")
     axes = drawing.subplots()
     {"lines": _lines, "scatter": _points, "bars": _bars}[known[name]["kind"]](axes, known[name], chosen, view)

@@ -200,3 +200,5 @@ def test_figure_of_a_report_becomes_a_file(results, tmp_path, capsys):
         assert file.read_bytes().startswith(start)
     assert main(["plot", str(tmp_path / "run"), "--figure", "nothing"]) == 2
     assert "unknown figure 'nothing'; known: " in capsys.readouterr().err
+    assert main(["plot", str(tmp_path / "run"), "--figure", "learning", "--only", "=r", "--out", str(file)]) == 2
+    assert "no run is selected by --only =r; the runs: " in capsys.readouterr().err
